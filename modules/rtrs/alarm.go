@@ -8,27 +8,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is a function that the owner of a poller calls at a time that was set
+// pollerAlarm is a function that the owner of a poller calls at a time that was set
 // before. It belongs to that owner.
-type alarm struct {
+type pollerAlarm struct {
 	f    func(now time.Time) // may set its alarm, or any other, again
 	at   int64               // ns since alarms.born; 0: not set
 	slot int                 // in alarms.list, from 1; 0: not there
 }
 
-// alarms are the alarms of one poller. One timer descriptor, in the epoll set that
+// alarmSet are the alarms of one poller. One timer descriptor, in the epoll set that
 // the owner sleeps on, is set to the earliest. So alarms that are due together cost
 // one wake-up.
-type alarms struct {
+type alarmSet struct {
 	born  time.Time
-	fd    int      // timerfd
-	set   int64    // when fd fires; 0: never
-	next  int64    // the earliest, or a time before it if stale; 0: none
-	stale bool     // next has to be found again
-	list  []*alarm // in no order
+	fd    int            // timerfd
+	set   int64          // when fd fires; 0: never
+	next  int64          // the earliest, or a time before it if stale; 0: none
+	stale bool           // next has to be found again
+	list  []*pollerAlarm // in no order
 }
 
-func (a *alarms) open(epfd int) (err error) {
+func (a *alarmSet) openTimer(epfd int) (err error) {
 	a.born = time.Now()
 	if a.fd, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return fmt.Errorf("timerfd_create: %w", err)
@@ -41,13 +41,13 @@ func (a *alarms) open(epfd int) (err error) {
 	return nil
 }
 
-func (a *alarms) close() { _ = unix.Close(a.fd) }
+func (a *alarmSet) close() { _ = unix.Close(a.fd) }
 
-// put sets al to a time, in place of an earlier setting. The zero time clears it.
-func (a *alarms) put(al *alarm, at time.Time) {
+// setAlarm sets al to a time, in place of an earlier setting. The zero time clears it.
+func (a *alarmSet) setAlarm(al *pollerAlarm, at time.Time) {
 	al.at, a.stale = 0, true
 	if at.IsZero() {
-		a.drop(al)
+		a.dropAlarm(al)
 		return
 	}
 	al.at = max(int64(at.Sub(a.born)), 1)
@@ -60,7 +60,7 @@ func (a *alarms) put(al *alarm, at time.Time) {
 	}
 }
 
-func (a *alarms) drop(al *alarm) {
+func (a *alarmSet) dropAlarm(al *pollerAlarm) {
 	if al.slot == 0 {
 		return
 	}
@@ -71,7 +71,7 @@ func (a *alarms) drop(al *alarm) {
 }
 
 // run calls the alarms that are due and returns their number.
-func (a *alarms) run(now time.Time) (n int) {
+func (a *alarmSet) run(now time.Time) (n int) {
 	t := int64(now.Sub(a.born))
 	if a.next == 0 || t < a.next {
 		return 0
@@ -86,17 +86,17 @@ func (a *alarms) run(now time.Time) (n int) {
 		al.f(now)
 		n++
 		if al.at == 0 {
-			a.drop(al)
+			a.dropAlarm(al)
 		} else {
 			i++
 		}
 	}
-	a.find()
+	a.findEarliest()
 	return n
 }
 
-// find sets next to the time of the earliest alarm.
-func (a *alarms) find() {
+// findEarliest sets next to the time of the earliest alarm.
+func (a *alarmSet) findEarliest() {
 	a.stale, a.next = false, math.MaxInt64
 	for _, al := range a.list {
 		a.next = min(a.next, al.at)
@@ -106,11 +106,11 @@ func (a *alarms) find() {
 	}
 }
 
-// arm makes fd readable at the time of the earliest alarm. It returns false if one
+// armTimer makes fd readable at the time of the earliest alarm. It returns false if one
 // is due.
-func (a *alarms) arm() bool {
+func (a *alarmSet) armTimer() bool {
 	if a.stale {
-		a.find()
+		a.findEarliest()
 	}
 	wait := time.Duration(0)
 	if a.next != 0 {

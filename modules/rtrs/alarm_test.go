@@ -15,14 +15,14 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
 )
 
-func newAlarms(t *testing.T) *alarms {
+func newAlarms(t *testing.T) *alarmSet {
 	t.Helper()
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &alarms{}
-	if err := a.open(epfd); err != nil {
+	a := &alarmSet{}
+	if err := a.openTimer(epfd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { a.close(); _ = unix.Close(epfd) })
@@ -30,7 +30,7 @@ func newAlarms(t *testing.T) *alarms {
 }
 
 // ready waits until the timer has fired.
-func (a *alarms) ready(wait time.Duration) bool {
+func (a *alarmSet) ready(wait time.Duration) bool {
 	fds := []unix.PollFd{{Fd: int32(a.fd), Events: unix.POLLIN}}
 	for end := time.Now().Add(wait); ; {
 		n, err := unix.Poll(fds, max(int(time.Until(end).Milliseconds()), 0))
@@ -44,19 +44,19 @@ func TestAlarms_AreCalledWhenDueAndOnlyThen(t *testing.T) {
 	a := newAlarms(t)
 	start := time.Now()
 	var called []string
-	var list []*alarm
+	var list []*pollerAlarm
 	for i := range 5 {
-		al := &alarm{f: func(time.Time) { called = append(called, fmt.Sprint(i)) }}
-		a.put(al, start.Add(time.Duration(i+1)*time.Second))
+		al := &pollerAlarm{f: func(time.Time) { called = append(called, fmt.Sprint(i)) }}
+		a.setAlarm(al, start.Add(time.Duration(i+1)*time.Second))
 		list = append(list, al)
 	}
-	a.put(list[1], time.Time{})              // taken back
-	a.put(list[1], time.Time{})              // twice
-	a.put(list[3], start.Add(2*time.Second)) // moved
+	a.setAlarm(list[1], time.Time{})              // taken back
+	a.setAlarm(list[1], time.Time{})              // twice
+	a.setAlarm(list[3], start.Add(2*time.Second)) // moved
 	again := 0
 	list[2].f = func(now time.Time) {
 		if again++; again < 3 {
-			a.put(list[2], now.Add(1))
+			a.setAlarm(list[2], now.Add(1))
 		}
 	}
 	steps := []struct {
@@ -87,31 +87,31 @@ func TestAlarms_AreCalledWhenDueAndOnlyThen(t *testing.T) {
 
 func TestAlarms_ArmWakesAtTheEarliest(t *testing.T) {
 	a := newAlarms(t)
-	early, late := &alarm{f: func(time.Time) {}}, &alarm{f: func(time.Time) {}}
-	if !a.arm() || a.ready(0) {
+	early, late := &pollerAlarm{f: func(time.Time) {}}, &pollerAlarm{f: func(time.Time) {}}
+	if !a.armTimer() || a.ready(0) {
 		t.Fatal("no alarm is set, but it is time")
 	}
-	a.put(late, time.Now().Add(time.Hour))
-	a.put(early, time.Now().Add(5*time.Millisecond))
-	for !a.arm() { // a slow machine
-		a.put(early, time.Now().Add(5*time.Millisecond))
+	a.setAlarm(late, time.Now().Add(time.Hour))
+	a.setAlarm(early, time.Now().Add(5*time.Millisecond))
+	for !a.armTimer() { // a slow machine
+		a.setAlarm(early, time.Now().Add(5*time.Millisecond))
 	}
 	if !a.ready(10 * time.Second) {
 		t.Fatal("the timer does not fire")
 	}
-	if a.arm() {
+	if a.armTimer() {
 		t.Error("an owner may sleep with an alarm that is due")
 	}
 	if n := a.run(time.Now()); n != 1 {
 		t.Errorf("%d calls", n)
 	}
-	if !a.arm() || a.ready(0) {
+	if !a.armTimer() || a.ready(0) {
 		t.Error("the timer of an alarm that was called goes on firing")
 	}
-	a.put(early, time.Now().Add(time.Millisecond))
-	a.put(early, time.Time{})
+	a.setAlarm(early, time.Now().Add(time.Millisecond))
+	a.setAlarm(early, time.Time{})
 	time.Sleep(2 * time.Millisecond)
-	if !a.arm() || a.ready(0) {
+	if !a.armTimer() || a.ready(0) {
 		t.Error("an alarm that was taken back fires")
 	}
 }
@@ -120,14 +120,14 @@ func TestAlarms_AllocateNothingOnceThere(t *testing.T) {
 	a := newAlarms(t)
 	now := time.Now()
 	for range 10 {
-		al := &alarm{}
-		al.f = func(now time.Time) { a.put(al, now.Add(time.Second)) }
-		a.put(al, now)
+		al := &pollerAlarm{}
+		al.f = func(now time.Time) { a.setAlarm(al, now.Add(time.Second)) }
+		a.setAlarm(al, now)
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		now = now.Add(time.Second)
 		a.run(now)
-		a.arm()
+		a.armTimer()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -173,7 +173,7 @@ func (c *countedPoller) run(ctx context.Context) {
 			runtime.Gosched()
 		case c.Arm():
 			c.sleeps.Add(1)
-			c.sleep()
+			c.sleepOnce()
 			last = time.Now()
 		}
 	}

@@ -65,16 +65,16 @@ const MaxProofCerts = rtrswire.MaxEvidenceLen - rtrswire.EvidenceHdrLen - maxSig
 // maxSignature is more than a signature of any key has, in bytes.
 const maxSignature = 2048
 
-// binding is the start of the path that a challenge belongs to: what both ends
+// challengeBinding is the start of the path that a challenge belongs to: what both ends
 // know of its connections. A proof for one path is worth nothing on another one.
-type binding struct {
+type challengeBinding struct {
 	requests [][]byte // private data of the connections, by cid
 	response []byte   // that of the answer to connection 0
 }
 
-// text returns what the end with that role proves: that it has the key, and has
+// proofText returns what the end with that role proves: that it has the key, and has
 // seen these messages on this path.
-func (b *binding) text(role verbs.Role, messages ...[]byte) []byte {
+func (b *challengeBinding) proofText(role verbs.Role, messages ...[]byte) []byte {
 	h := sha256.New()
 	put := func(part []byte) {
 		var n [4]byte
@@ -95,7 +95,7 @@ func (b *binding) text(role verbs.Role, messages ...[]byte) []byte {
 // cltChallenge is the client's part.
 type cltChallenge struct {
 	prover verbs.Prover
-	bound  *binding
+	bound  *challengeBinding
 	method rtrswire.ProofMethod
 	hello  []byte
 }
@@ -109,7 +109,7 @@ func newNonce() (n nonce) {
 
 // newCltChallenge begins a challenge for a path of the session. Its hello is to
 // be sent.
-func newCltChallenge(prover verbs.Prover, bound *binding, session string, n nonce) *cltChallenge {
+func newCltChallenge(prover verbs.Prover, bound *challengeBinding, session string, n nonce) *cltChallenge {
 	f := rtrswire.HelloFields{Method: rtrswire.ProofCert, Nonce: n, Name: session}
 	if id := prover.Key(); id != nil {
 		f.Method, f.KeyID = rtrswire.ProofKey, *id
@@ -119,9 +119,9 @@ func newCltChallenge(prover verbs.Prover, bound *binding, session string, n nonc
 	return c
 }
 
-// answer checks the CHALLENGE and returns the PROOF to be sent, and the identity
+// answerChallenge checks the CHALLENGE and returns the PROOF to be sent, and the identity
 // of the server.
-func (c *cltChallenge) answer(m rtrswire.Evidence) (proof []byte, server verbs.Security, err error) {
+func (c *cltChallenge) answerChallenge(m rtrswire.Evidence) (proof []byte, server verbs.Security, err error) {
 	if err := m.Check(rtrswire.MsgChallenge); err != nil {
 		return nil, server, protocolErrorf("CHALLENGE: %v", err)
 	}
@@ -129,12 +129,12 @@ func (c *cltChallenge) answer(m rtrswire.Evidence) (proof []byte, server verbs.S
 	if f.Method != c.method {
 		return nil, server, protocolErrorf("CHALLENGE with method %d, want %d", f.Method, c.method)
 	}
-	server, err = c.prover.Verify(f.Certs, c.bound.text(verbs.ServerRole, c.hello, m.Claim()), f.Proof)
+	server, err = c.prover.Verify(f.Certs, c.bound.proofText(verbs.ServerRole, c.hello, m.Claim()), f.Proof)
 	if err != nil {
 		return nil, verbs.Security{}, fmt.Errorf("the server's identity is not proved: %w: %w", err, syscall.EACCES)
 	}
-	proof, err = evidence(c.prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgProof, Method: c.method}, func(claim []byte) []byte {
-		return c.bound.text(verbs.ClientRole, c.hello, m, claim)
+	proof, err = evidenceMessage(c.prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgProof, Method: c.method}, func(claim []byte) []byte {
+		return c.bound.proofText(verbs.ClientRole, c.hello, m, claim)
 	})
 	if err != nil {
 		return nil, verbs.Security{}, err
@@ -145,7 +145,7 @@ func (c *cltChallenge) answer(m rtrswire.Evidence) (proof []byte, server verbs.S
 // srvChallenge is the server's part.
 type srvChallenge struct {
 	prover    verbs.Prover
-	bound     *binding
+	bound     *challengeBinding
 	method    rtrswire.ProofMethod
 	session   string // name that the client gives it
 	hello     []byte
@@ -153,7 +153,7 @@ type srvChallenge struct {
 }
 
 // newSrvChallenge takes a HELLO. The challenge of the result is to be sent.
-func newSrvChallenge(a verbs.Authenticator, bound *binding, hello rtrswire.Hello, n nonce) (*srvChallenge, error) {
+func newSrvChallenge(a verbs.Authenticator, bound *challengeBinding, hello rtrswire.Hello, n nonce) (*srvChallenge, error) {
 	if err := hello.Check(); err != nil {
 		return nil, protocolErrorf("%v", err)
 	}
@@ -167,14 +167,14 @@ func newSrvChallenge(a verbs.Authenticator, bound *binding, hello rtrswire.Hello
 		return nil, fmt.Errorf("%w: %w", err, syscall.EACCES)
 	}
 	c := &srvChallenge{prover: prover, bound: bound, method: f.Method, session: f.Name, hello: hello}
-	c.challenge, err = evidence(prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgChallenge, Method: f.Method, Nonce: n}, func(claim []byte) []byte {
-		return bound.text(verbs.ServerRole, hello, claim)
+	c.challenge, err = evidenceMessage(prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgChallenge, Method: f.Method, Nonce: n}, func(claim []byte) []byte {
+		return bound.proofText(verbs.ServerRole, hello, claim)
 	})
 	return c, err
 }
 
-// verify checks the PROOF and returns the identity of the client.
-func (c *srvChallenge) verify(m rtrswire.Evidence) (verbs.Security, error) {
+// verifyProof checks the PROOF and returns the identity of the client.
+func (c *srvChallenge) verifyProof(m rtrswire.Evidence) (verbs.Security, error) {
 	if err := m.Check(rtrswire.MsgProof); err != nil {
 		return verbs.Security{}, protocolErrorf("PROOF: %v", err)
 	}
@@ -182,16 +182,16 @@ func (c *srvChallenge) verify(m rtrswire.Evidence) (verbs.Security, error) {
 	if f.Method != c.method {
 		return verbs.Security{}, protocolErrorf("PROOF with method %d, want %d", f.Method, c.method)
 	}
-	client, err := c.prover.Verify(f.Certs, c.bound.text(verbs.ClientRole, c.hello, c.challenge, m.Claim()), f.Proof)
+	client, err := c.prover.Verify(f.Certs, c.bound.proofText(verbs.ClientRole, c.hello, c.challenge, m.Claim()), f.Proof)
 	if err != nil {
 		return verbs.Security{}, fmt.Errorf("the client's identity is not proved: %w: %w", err, syscall.EACCES)
 	}
 	return client, nil
 }
 
-// evidence makes a message with the proof of this end. text returns the text to
+// evidenceMessage makes a message with the proof of this end. text returns the text to
 // prove for the part of the message before the proof.
-func evidence(p verbs.Prover, f *rtrswire.EvidenceFields, text func(claim []byte) []byte) ([]byte, error) {
+func evidenceMessage(p verbs.Prover, f *rtrswire.EvidenceFields, text func(claim []byte) []byte) ([]byte, error) {
 	f.Certs = p.Certs()
 	if len(f.Certs) > MaxProofCerts {
 		return nil, fmt.Errorf("the certificates of this end have %d bytes, at most %d fit: %w", len(f.Certs), MaxProofCerts, syscall.EMSGSIZE)

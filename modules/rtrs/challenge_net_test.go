@@ -305,8 +305,8 @@ func (c *rawPath) proving() *rawPath {
 }
 
 // bound is what the client knows of its connections.
-func (c *rawPath) bound() *binding {
-	b := &binding{response: make([]byte, rtrswire.ConnRspLen)}
+func (c *rawPath) bound() *challengeBinding {
+	b := &challengeBinding{response: make([]byte, rtrswire.ConnRspLen)}
 	for cid := range c.qps {
 		b.requests = append(b.requests, c.private(cid))
 	}
@@ -356,7 +356,7 @@ func (c *rawPath) hello(a *tlsauth.Auth, name string) (x *cltChallenge, challeng
 func (c *rawPath) prove(a *tlsauth.Auth, name string) *rawPath {
 	c.t.Helper()
 	x, m := c.hello(a, name)
-	proof, _, err := x.answer(m)
+	proof, _, err := x.answerChallenge(m)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -422,8 +422,8 @@ func TestHostileClientsOfAChallenge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			proof, err := evidence(prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgProof, Method: rtrswire.ProofKey}, func(claim []byte) []byte {
-				return p.bound().text(verbs.ClientRole, m, claim)
+			proof, err := evidenceMessage(prover, &rtrswire.EvidenceFields{Type: rtrswire.MsgProof, Method: rtrswire.ProofKey}, func(claim []byte) []byte {
+				return p.bound().proofText(verbs.ClientRole, m, claim)
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -486,9 +486,9 @@ func waitFirst(p *rawPath) {
 func TestHostileServersOfAChallenge(t *testing.T) {
 	mine := keyAuth(t, fixedKey)
 	stranger := keyAuth(t, strings.Replace(fixedKey, "0001", "0002", 1))
-	answer := func(s *scriptedServer, key *tlsauth.Auth, change func(*binding)) []byte {
+	answer := func(s *scriptedServer, key *tlsauth.Auth, change func(*challengeBinding)) []byte {
 		hello := rtrswire.Hello(s.last(0).info[:rtrswire.HelloLen])
-		b := &binding{response: make([]byte, rtrswire.ConnRspLen)}
+		b := &challengeBinding{response: make([]byte, rtrswire.ConnRspLen)}
 		s.mu.Lock()
 		for _, c := range s.conns {
 			m := make([]byte, rtrswire.ConnReqLen)
@@ -522,10 +522,10 @@ func TestHostileServersOfAChallenge(t *testing.T) {
 		"a CHALLENGE without proof":      {func(*scriptedServer, []byte) []byte { return append([]byte{0x82, 0, 1, 0, 1, 0}, make([]byte, 74)...) }, syscall.EACCES},
 		"another key":                    {func(s *scriptedServer, _ []byte) []byte { return answer(s, stranger, nil) }, syscall.EACCES},
 		"the proof for another path": {func(s *scriptedServer, _ []byte) []byte {
-			return answer(s, mine, func(b *binding) { b.requests[0][12] ^= 1 })
+			return answer(s, mine, func(b *challengeBinding) { b.requests[0][12] ^= 1 })
 		}, syscall.EACCES},
 		"the proof for other sizes": {func(s *scriptedServer, _ []byte) []byte {
-			return answer(s, mine, func(b *binding) { b.response[6] ^= 1 })
+			return answer(s, mine, func(b *challengeBinding) { b.response[6] ^= 1 })
 		}, syscall.EACCES},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,8 +37,8 @@ func filesAuth(t testing.TB, f tlsauth.Files) *tlsauth.Auth {
 }
 
 // fixedBinding is that of the vectors in testdata.
-func fixedBinding() *binding {
-	b := &binding{response: make([]byte, rtrswire.ConnRspLen)}
+func fixedBinding() *challengeBinding {
+	b := &challengeBinding{response: make([]byte, rtrswire.ConnRspLen)}
 	seq := func(from byte) (u rtrswire.UUID) {
 		for i := range u {
 			u[i] = from + byte(i)
@@ -70,7 +70,7 @@ type exchange struct {
 	client, server                 *tlsauth.Auth
 	clientNonce, serverNonce       nonce
 	onHello, onChallenge, onProof  func([]byte) []byte
-	clientKnows, serverKnows       func(*binding)
+	clientKnows, serverKnows       func(*challengeBinding)
 	hello, challenge, proof        []byte // as sent
 	clientIdentity, serverIdentity verbs.Security
 }
@@ -84,7 +84,7 @@ func (e *exchange) run(t testing.TB) (clientErr, serverErr error) {
 		}
 		return m
 	}
-	know := func(f func(*binding)) *binding {
+	know := func(f func(*challengeBinding)) *challengeBinding {
 		b := fixedBinding()
 		if f != nil {
 			f(b)
@@ -102,13 +102,13 @@ func (e *exchange) run(t testing.TB) (clientErr, serverErr error) {
 		return nil, err
 	}
 	e.challenge = s.challenge
-	if e.proof, e.serverIdentity, err = c.answer(change(e.onChallenge, s.challenge)); err != nil {
+	if e.proof, e.serverIdentity, err = c.answerChallenge(change(e.onChallenge, s.challenge)); err != nil {
 		if e.serverIdentity != (verbs.Security{}) || e.proof != nil {
 			t.Errorf("with %v: server %+v, proof %x", err, e.serverIdentity, e.proof)
 		}
 		return err, nil
 	}
-	e.clientIdentity, err = s.verify(change(e.onProof, e.proof))
+	e.clientIdentity, err = s.verifyProof(change(e.onProof, e.proof))
 	if err == nil && s.session != "session" {
 		t.Errorf("session %q", s.session)
 	}
@@ -211,19 +211,19 @@ func TestE041_ChallengeNoticesEachChange(t *testing.T) {
 			}
 			for i := 2; i < rtrswire.ConnReqLen; i += step {
 				x := *e
-				x.serverKnows = func(b *binding) { b.requests[1][i] ^= 1 }
+				x.serverKnows = func(b *challengeBinding) { b.requests[1][i] ^= 1 }
 				refused(fmt.Sprintf("byte %d of a connection request", i), x)
 			}
 			for i := 0; i < rtrswire.ConnRspLen; i += step {
 				x := *e
-				x.clientKnows = func(b *binding) { b.response[i] ^= 1 }
+				x.clientKnows = func(b *challengeBinding) { b.response[i] ^= 1 }
 				refused(fmt.Sprintf("byte %d of the answer to connection 0", i), x)
 			}
 			x := *e
-			x.serverKnows = func(b *binding) { b.requests = b.requests[:2] }
+			x.serverKnows = func(b *challengeBinding) { b.requests = b.requests[:2] }
 			refused("a connection less", x)
 			x = *e
-			x.serverKnows = func(b *binding) { b.requests[1], b.requests[2] = b.requests[2], b.requests[1] }
+			x.serverKnows = func(b *challengeBinding) { b.requests[1], b.requests[2] = b.requests[2], b.requests[1] }
 			refused("connections in another order", x)
 		})
 	}
@@ -254,10 +254,10 @@ func TestE042_ChallengeMessagesOfAnotherTime(t *testing.T) {
 			"replayed PROOF":             {clientNonce: nonceOf(1), serverNonce: nonceOf(4), onProof: is(old.proof)},
 			"CHALLENGE sent back":        {clientNonce: nonceOf(1), serverNonce: nonceOf(2), onProof: as(old.challenge, rtrswire.MsgProof)},
 			"PROOF sent back":            {clientNonce: nonceOf(1), serverNonce: nonceOf(2), onChallenge: as(old.proof, rtrswire.MsgChallenge)},
-			"PROOF of another path":      {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *binding) { b.requests[0][12] ^= 1 }, onChallenge: is(old.challenge)},
-			"PROOF of another session":   {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *binding) { b.requests[0][28] ^= 1 }, onChallenge: is(old.challenge)},
+			"PROOF of another path":      {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *challengeBinding) { b.requests[0][12] ^= 1 }, onChallenge: is(old.challenge)},
+			"PROOF of another session":   {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *challengeBinding) { b.requests[0][28] ^= 1 }, onChallenge: is(old.challenge)},
 			"PROOF for another name":     {clientNonce: nonceOf(1), serverNonce: nonceOf(2), onHello: func(b []byte) []byte { b[56] ^= 1; return b }, onChallenge: is(old.challenge)},
-			"PROOF without connection 2": {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *binding) { b.requests = b.requests[:2] }, onChallenge: is(old.challenge)},
+			"PROOF without connection 2": {clientNonce: nonceOf(1), serverNonce: nonceOf(2), serverKnows: func(b *challengeBinding) { b.requests = b.requests[:2] }, onChallenge: is(old.challenge)},
 		} {
 			x.client, x.server = e.client, e.server
 			if cerr, serr := x.run(t); cerr == nil && serr == nil {
@@ -355,7 +355,7 @@ func FuzzChallenge(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, m []byte) {
 		if s, err := newSrvChallenge(server, fixedBinding(), bytes.Clone(m), nonceOf(3)); err == nil {
-			if id, err := s.verify(m); err == nil {
+			if id, err := s.verifyProof(m); err == nil {
 				t.Errorf("%x proves %+v", m, id)
 			}
 		}

@@ -34,7 +34,7 @@ type adminCall struct {
 func (s *Session) AdminRead(ctx context.Context, user, reply []byte) error {
 	call, err := s.newCall(kindRead, user, len(reply))
 	if err == nil {
-		err = call.do(ctx, s.queues[0])
+		err = call.runCall(ctx, s.queues[0])
 	}
 	if err != nil {
 		return fmt.Errorf("rtrs: session %s: admin read: %w", s.name, err)
@@ -52,7 +52,7 @@ func (s *Session) AdminRead(ctx context.Context, user, reply []byte) error {
 func (s *Session) AdminListen(ctx context.Context, user, reply []byte) error {
 	call, err := s.newCall(kindListen, user, len(reply))
 	if err == nil {
-		err = call.do(ctx, s.queues[0])
+		err = call.runCall(ctx, s.queues[0])
 	}
 	if err != nil {
 		return fmt.Errorf("rtrs: session %s: listen: %w", s.name, err)
@@ -65,7 +65,7 @@ func (s *Session) AdminListen(ctx context.Context, user, reply []byte) error {
 func (s *Session) AdminWrite(ctx context.Context, user []byte) error {
 	call, err := s.newCall(kindWrite, user, 0)
 	if err == nil {
-		err = call.do(ctx, s.queues[0])
+		err = call.runCall(ctx, s.queues[0])
 	}
 	if err != nil {
 		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
@@ -85,7 +85,7 @@ func (s *Session) AdminWriteOnce(ctx context.Context, user []byte, settled func(
 		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
 	}
 	call.settled = settled
-	if err := call.do(ctx, s.queues[0]); err != nil {
+	if err := call.runCall(ctx, s.queues[0]); err != nil {
 		return fmt.Errorf("rtrs: session %s: admin write: %w", s.name, err)
 	}
 	return nil
@@ -106,20 +106,20 @@ func (s *Session) newCall(kind requestKind, user []byte, replyLen int) (*adminCa
 	return c, nil
 }
 
-// do runs the request and frees its registration.
-func (c *adminCall) do(ctx context.Context, q *Queue) error {
+// runCall runs the request and frees its registration.
+func (c *adminCall) runCall(ctx context.Context, q *Queue) error {
 	q.poller.Do(func() { q.submitAdmin(c) })
 	select {
 	case errno := <-c.result:
-		return c.end(errno)
+		return c.endCall(errno)
 	case <-ctx.Done():
 		c.abandoned.Store(true)
-		go func() { _ = c.end(<-c.result) }()
+		go func() { _ = c.endCall(<-c.result) }()
 		return context.Cause(ctx)
 	}
 }
 
-func (c *adminCall) end(errno int) error {
+func (c *adminCall) endCall(errno int) error {
 	err := c.head.Region.Close()
 	if errno != 0 {
 		return syscall.Errno(errno)
@@ -127,15 +127,15 @@ func (c *adminCall) end(errno int) error {
 	return err
 }
 
-// finish gives the result to the waiting caller. Owner; must not block.
-func (c *adminCall) finish(errno int) { c.result <- errno }
+// finishCall gives the result to the waiting caller. Owner; must not block.
+func (c *adminCall) finishCall(errno int) { c.result <- errno }
 
-// refuse is finish for a request that is not sent.
-func (c *adminCall) refuse(errno int) {
+// refuseCall is finish for a request that is not sent.
+func (c *adminCall) refuseCall(errno int) {
 	if c.settled != nil {
 		c.settled()
 	}
-	c.finish(errno)
+	c.finishCall(errno)
 }
 
 // submitAdmin sends a request, behind those that wait. Owner of cid 0.
@@ -170,10 +170,10 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	}
 	switch {
 	case c.abandoned.Load():
-		c.refuse(int(syscall.ECANCELED))
+		c.refuseCall(int(syscall.ECANCELED))
 		return true
-	case live == nil, c.carrier != nil && c.carrier.lost():
-		c.refuse(int(syscall.ECONNABORTED))
+	case live == nil, c.carrier != nil && c.carrier.isLost():
+		c.refuseCall(int(syscall.ECONNABORTED))
 		return true
 	case q.running >= maxAdmin:
 		return false
@@ -182,21 +182,21 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 	switch {
 	case !ok && c.kind == kindFence && q.sparesLost(live.slots):
 		c.noPermit = true
-		c.refuse(int(syscall.ENOBUFS))
+		c.refuseCall(int(syscall.ENOBUFS))
 		return true
 	case !ok:
 		return false
 	}
 	r := &live.slots.reqs[id]
 	*r = request{kind: c.kind, data: c.reply, head: c.head, call: c, spare: spare}
-	live.slots.hold(0, id)
+	live.slots.holdPermit(0, id)
 	q.running++
 	if err := q.submit(live, id, r); err != nil {
-		q.release(live.slots, id, r)
-		if q.refused(err) == ErrNoPermit {
+		q.releaseSlot(live.slots, id, r)
+		if q.submitError(err) == ErrNoPermit {
 			return false
 		}
-		c.refuse(ErrnoOf(err))
+		c.refuseCall(ErrnoOf(err))
 		return true
 	}
 	r.settled = c.settled
@@ -206,9 +206,9 @@ func (q *Queue) tryAdmin(c *adminCall) bool {
 // sparesLost reports whether every permit that is reserved for FENCEs is held
 // by a FENCE that was lost itself. Such a FENCE keeps its permit until its
 // carrier is fenced, and that takes a permit. Owner.
-func (q *Queue) sparesLost(sl *slots) bool {
+func (q *Queue) sparesLost(sl *requestSlots) bool {
 	lost, under := 0, 0
-	sl.each(q.cid, func(_ uint32, r *request) {
+	sl.eachHeld(q.cid, func(_ uint32, r *request) {
 		switch {
 		case r.spare && r.state == reqAborted:
 			lost++
@@ -220,7 +220,7 @@ func (q *Queue) sparesLost(sl *slots) bool {
 }
 
 // takeAdminPermit lets a FENCE have one of the permits that are kept for it.
-func (q *Queue) takeAdminPermit(sl *slots, c *adminCall) (id uint32, spare, ok bool) {
+func (q *Queue) takeAdminPermit(sl *requestSlots, c *adminCall) (id uint32, spare, ok bool) {
 	if c.kind == kindFence {
 		if id, spare = sl.permits.takeSpare(); spare {
 			return id, true, true

@@ -11,8 +11,8 @@ import (
 
 // One attempt to connect a path.
 
-// attempt connects the path once.
-func (p *path) attempt() {
+// connectOnce connects the path once.
+func (p *path) connectOnce() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	p.setCancel(cancel)
@@ -21,7 +21,7 @@ func (p *path) attempt() {
 		p.finishAttempt(err)
 		return
 	}
-	p.session.publish(func() { p.finishAttempt(nil) })
+	p.session.publishLinks(func() { p.finishAttempt(nil) })
 }
 
 // connectFenced connects the path while no FENCE for it is under way: the FENCE
@@ -33,10 +33,10 @@ func (p *path) connectFenced(ctx context.Context) error {
 	if err := s.beginConnect(ctx, p); err != nil {
 		return err
 	}
-	l, err := p.connect(ctx)
+	l, err := p.connectLink(ctx)
 	switch {
 	case err == nil:
-		err = p.adopt(l)
+		err = p.adoptLink(l)
 	case context.Cause(ctx) == errInterrupted:
 		err = fmt.Errorf("%w: %w", errInterrupted, err)
 	}
@@ -44,10 +44,10 @@ func (p *path) connectFenced(ctx context.Context) error {
 	return err
 }
 
-// adopt makes l the link of the path.
-func (p *path) adopt(l *link) error {
+// adoptLink makes l the link of the path.
+func (p *path) adoptLink(l *link) error {
 	if err := p.session.addLink(l); err != nil {
-		l.fail(err)
+		l.failLink(err)
 		l.close()
 		return fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
@@ -68,11 +68,11 @@ func (p *path) finishAttempt(err error) {
 	case err == nil:
 		p.failures = 0
 		p.setState(PathConnected, nil)
-	case p.closing():
+	case p.closeWanted():
 		p.setState(PathClosing, err)
 	case p.later && errors.Is(err, syscall.EEXIST):
 		p.twin = true
-		p.want(wantDead)
+		p.setIntent(wantDead)
 		p.setState(PathClosing, err)
 	case p.session.isExpected(): // one failure at most counts
 		p.failures = max(p.failures, 1)
@@ -104,11 +104,11 @@ func (p *path) setCancel(cancel func(cause error)) {
 }
 
 // errInterrupted ends an attempt that will be repeated soon.
-var errInterrupted error = &sentinel{"the path's last connections are fenced first", syscall.ECONNRESET}
+var errInterrupted error = &sentinelError{"the path's last connections are fenced first", syscall.ECONNRESET}
 
-// interrupt ends the attempt under way, for another one to follow. It does not
+// interruptAttempt ends the attempt under way, for another one to follow. It does not
 // wait.
-func (p *path) interrupt() {
+func (p *path) interruptAttempt() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cancel != nil {

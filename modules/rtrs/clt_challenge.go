@@ -18,7 +18,7 @@ const challengeRecv = infoRecv + 1
 
 // cltProofs is what a link needs for a challenge.
 type cltProofs struct {
-	bound binding
+	bound challengeBinding
 	asked bool // the server has announced that it will take part
 
 	mem []byte // the messages that are sent, then the CHALLENGE
@@ -36,8 +36,8 @@ func newCltProofs(cfg *ClientConfig) *cltProofs {
 	return &cltProofs{got: make(chan []byte, 1)}
 }
 
-func (p *cltProofs) sent() []byte     { return p.mem[:rtrswire.MaxEvidenceLen] }
-func (p *cltProofs) received() []byte { return p.mem[rtrswire.MaxEvidenceLen:] }
+func (p *cltProofs) sentEvidence() []byte     { return p.mem[:rtrswire.MaxEvidenceLen] }
+func (p *cltProofs) receivedEvidence() []byte { return p.mem[rtrswire.MaxEvidenceLen:] }
 
 // noteRequest keeps the private data of the next connection.
 func (p *cltProofs) noteRequest(private []byte) {
@@ -66,9 +66,9 @@ func (p *cltProofs) close() {
 	}
 }
 
-// challenge has the server prove its identity, and returns this end's PROOF. It
+// challengeServer has the server prove its identity, and returns this end's PROOF. It
 // is nil without a challenge.
-func (l *link) challenge(ctx context.Context) (proof []byte, err error) {
+func (l *link) challengeServer(ctx context.Context) (proof []byte, err error) {
 	p, s := l.proofs, l.path.session
 	if p == nil || !p.asked {
 		return nil, nil
@@ -78,25 +78,25 @@ func (l *link) challenge(ctx context.Context) (proof []byte, err error) {
 		return nil, fmt.Errorf("challenge: %w", err)
 	}
 	x := newCltChallenge(prover, &p.bound, s.name, newNonce())
-	m, err := l.ask(ctx, x.hello)
+	m, err := l.exchangeHello(ctx, x.hello)
 	if err != nil {
 		return nil, fmt.Errorf("challenge: %w", err)
 	}
-	if proof, p.security, err = x.answer(bytes.Clone(m)); err != nil {
+	if proof, p.security, err = x.answerChallenge(bytes.Clone(m)); err != nil {
 		return nil, fmt.Errorf("challenge: %w", err)
 	}
-	return p.sent()[:copy(p.sent(), proof)], nil
+	return p.sentEvidence()[:copy(p.sentEvidence(), proof)], nil
 }
 
-// ask sends the HELLO and returns the CHALLENGE.
-func (l *link) ask(ctx context.Context, hello []byte) (m []byte, err error) {
+// exchangeHello sends the HELLO and returns the CHALLENGE.
+func (l *link) exchangeHello(ctx context.Context, hello []byte) (m []byte, err error) {
 	p, c := l.proofs, l.conns[0]
 	p.mem = make([]byte, 2*rtrswire.MaxEvidenceLen)
 	if p.mr, err = l.dev.pd.RegMR(p.mem, 0); err != nil {
 		return nil, fmt.Errorf("register message buffers: %w", err)
 	}
-	n := copy(p.sent(), hello)
-	if err := c.poller.Call(ctx, func() { l.sendHello(c, p.sent()[:n]) }); err != nil {
+	n := copy(p.sentEvidence(), hello)
+	if err := c.poller.Call(ctx, func() { l.sendHello(c, p.sentEvidence()[:n]) }); err != nil {
 		return nil, fmt.Errorf("send HELLO: %w: %w", syscall.ETIMEDOUT, err)
 	}
 	select {
@@ -123,18 +123,18 @@ func (l *link) sendHello(c *cltConn, hello []byte) {
 		return
 	}
 	c.prepost = false // the receives have buffers
-	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: challengeRecv, Buf: l.proofs.received(), LKey: l.proofs.mr.LKey()}})
+	_, err := c.qp.PostRecv([]verbs.RecvWR{{ID: challengeRecv, Buf: l.proofs.receivedEvidence(), LKey: l.proofs.mr.LKey()}})
 	if err == nil {
 		err = l.sendPart(c, hello)
 	}
 	if err != nil {
-		l.fail(fmt.Errorf("connection 0: send HELLO: %w", err))
+		l.failLink(fmt.Errorf("connection 0: send HELLO: %w", err))
 	}
 }
 
-// sendPart sends a part of p.sent(). Owner.
+// sendPart sends a part of p.sentEvidence(). Owner.
 func (l *link) sendPart(c *cltConn, m []byte) error {
-	return c.post([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: m, LKey: l.proofs.mr.LKey()}}}})
+	return c.postChain([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: m, LKey: l.proofs.mr.LKey()}}}})
 }
 
 // onChallenge handles the completion of the receive posted for the CHALLENGE.
@@ -143,5 +143,5 @@ func (c *cltConn) onChallenge(wc *verbs.WC) {
 		c.connFailed(protocolErrorf("immediate %#08x before CHALLENGE", wc.Imm))
 		return
 	}
-	c.link.proofs.got <- c.link.proofs.received()[:wc.ByteLen]
+	c.link.proofs.got <- c.link.proofs.receivedEvidence()[:wc.ByteLen]
 }

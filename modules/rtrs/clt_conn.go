@@ -20,7 +20,7 @@ type cltConn struct {
 	sized     bool
 	infoTaken bool // the INFO_RSP was passed on
 
-	silent int // see link.watch; of the owner of connection 0
+	silent int // see link.watchConn; of the owner of connection 0
 
 	sges  [2]verbs.SGE // of the request being posted
 	chain [1]verbs.SendWR
@@ -33,7 +33,7 @@ const infoRecv = 1 << 32
 // errNoCredit, or with ErrDisconnected: then the path is being given up.
 func (c *cltConn) postRequest(sges []verbs.SGE, addr uint64, rkey uint32, imm rtrswire.Imm) error {
 	c.chain[0] = verbs.SendWR{Op: verbs.OpWriteImm, SGEs: sges, RemoteAddr: addr, RKey: rkey, Imm: uint32(imm)}
-	err := c.post(c.chain[:])
+	err := c.postChain(c.chain[:])
 	if err == nil || err == errNoCredit {
 		return err
 	}
@@ -51,7 +51,7 @@ func (c *cltConn) connRecv(wc *verbs.WC) {
 		return
 	}
 	if c.recvSize > 0 {
-		defer c.repost(wc.ID)
+		defer c.repostReceive(wc.ID)
 	}
 	switch {
 	case !wc.HasImm: // SEND WITH INVALIDATE, or nothing that we know
@@ -113,7 +113,7 @@ func (c *cltConn) onRkeyRsp(imm rtrswire.Imm, payload []byte) {
 func (c *cltConn) connCredit() { c.queue.onCredit() }
 
 // connFailed fails the path: the loss of one connection is the loss of the path.
-func (c *cltConn) connFailed(err error) { c.link.fail(err) }
+func (c *cltConn) connFailed(err error) { c.link.failLink(err) }
 
 // connDown marks the requests of this connection as lost. The queue fails them
 // over when the path has decided how.
@@ -124,8 +124,8 @@ func (c *cltConn) connDown() {
 		c.link.unanswered.Add(lost)
 	}
 	if c.cid == 0 {
-		c.poller.alarms.put(&c.link.hb.alarm, time.Time{})
+		c.poller.alarms.setAlarm(&c.link.hb.alarm, time.Time{})
 	}
-	c.link.fail(ErrConnLost)
+	c.link.failLink(ErrConnLost)
 	close(c.gone)
 }

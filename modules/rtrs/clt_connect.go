@@ -23,32 +23,32 @@ const (
 	cltMaxSGE    = 2                         // data and header
 )
 
-// connect makes one attempt. On failure nothing is left, and the error has the
+// connectLink makes one attempt. On failure nothing is left, and the error has the
 // errno in its chain that the Linux client would report.
-func (p *path) connect(ctx context.Context) (*link, error) {
-	route, err := p.resolve(ctx)
+func (p *path) connectLink(ctx context.Context) (*link, error) {
+	route, err := p.resolveRoute(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
-	ctx, done := route.guard(ctx)
+	ctx, done := route.guardContext(ctx)
 	defer done()
-	dev, err := p.device(ctx, &route)
+	dev, err := p.deviceFor(ctx, &route)
 	if err != nil {
-		route.release()
+		route.releaseRoute()
 		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
 	p.reconCnt++
 	l := newLink(p, dev, route)
-	if err := l.establish(ctx); err != nil {
-		l.fail(err)
+	if err := l.establishConns(ctx); err != nil {
+		l.failLink(err)
 		l.close()
 		return nil, fmt.Errorf("rtrs: session %s: connect path %s: %w", p.session.name, p.addr, err)
 	}
 	return l, nil
 }
 
-// device finds the device that leads to the server now.
-func (p *path) device(ctx context.Context, route *Route) (*sessionDevice, error) {
+// deviceFor finds the device that leads to the server now.
+func (p *path) deviceFor(ctx context.Context, route *Route) (*sessionDevice, error) {
 	dev := p.addr.Device
 	if c, ok := dev.(verbs.Chooser); ok {
 		ctx, cancel := context.WithTimeout(ctx, p.session.Timing().ConnectTimeout)
@@ -58,10 +58,10 @@ func (p *path) device(ctx context.Context, route *Route) (*sessionDevice, error)
 			return nil, connectError(ctx, err)
 		}
 	}
-	return p.session.device(dev)
+	return p.session.deviceEntry(dev)
 }
 
-func (l *link) establish(ctx context.Context) error {
+func (l *link) establishConns(ctx context.Context) error {
 	for cid := range l.path.session.queues {
 		release := func() {}
 		if cid == 0 {
@@ -70,13 +70,13 @@ func (l *link) establish(ctx context.Context) error {
 				l.path.firstConn = !l.path.session.Connected()
 			}
 		}
-		err := l.dial(ctx, cid)
+		err := l.dialConn(ctx, cid)
 		release()
 		if err != nil {
 			return fmt.Errorf("connection %d: %w", cid, err)
 		}
 		if cid == 0 {
-			if err := l.prepare(); err != nil {
+			if err := l.prepareMemory(); err != nil {
 				return err
 			}
 		}
@@ -113,8 +113,8 @@ func (s *Session) takeTurn(ctx context.Context) (release func()) {
 	return func() {}
 }
 
-// dial makes connection cid and waits until it is up.
-func (l *link) dial(ctx context.Context, cid int) error {
+// dialConn makes connection cid and waits until it is up.
+func (l *link) dialConn(ctx context.Context, cid int) error {
 	c, err := l.newConn(cid)
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (l *link) dial(ctx context.Context, cid int) error {
 	defer cancel()
 	cfg := &p.session.cfg
 	if info := l.dev.dev.Info(); cfg.Protect && info.Caps&verbs.CapProtect == 0 {
-		c.destroy()
+		c.destroyQP()
 		return fmt.Errorf("the session requires TLS, which %s of fabric %s does not have here: %w", info.Name, info.Fabric, syscall.EPROTONOSUPPORT)
 	}
 	request := l.connReq(cid)
@@ -137,11 +137,11 @@ func (l *link) dial(ctx context.Context, cid int) error {
 		PeerName: cfg.PeerName,
 	})
 	if err != nil {
-		c.destroy()
+		c.destroyQP()
 		return connectError(ctx, err)
 	}
 	if cfg.Protect && verbs.SecurityOf(c.qp).Peer == "" {
-		c.destroy()
+		c.destroyQP()
 		return fmt.Errorf("the session requires TLS, and the connection has none: %w", syscall.EPROTO)
 	}
 	l.conns = append(l.conns, c)
@@ -170,7 +170,7 @@ func (l *link) newConn(cid int) (*cltConn, error) {
 		return c, nil
 	}
 	if err := l.postIORecvs(c); err != nil {
-		c.destroy()
+		c.destroyQP()
 		return nil, err
 	}
 	return c, nil
@@ -216,7 +216,7 @@ func connectError(ctx context.Context, err error) error {
 // errRefused is in the chain of an error if the server refused the connection
 // with ECONNRESET and gave no other reason: a server does so while it still
 // closes an earlier connection of the path.
-var errRefused error = &sentinel{"refused by the server", syscall.ECONNRESET}
+var errRefused error = &sentinelError{"refused by the server", syscall.ECONNRESET}
 
 // rejectError is the errno that the server put in its refusal.
 func rejectError(rej *verbs.RejectError) error {
@@ -287,8 +287,8 @@ func (p *path) checkParams(lp *linkParams) error {
 	return nil
 }
 
-// prepare allocates the memory of a link once its sizes are known.
-func (l *link) prepare() (err error) {
+// prepareMemory allocates the memory of a link once its sizes are known.
+func (l *link) prepareMemory() (err error) {
 	if l.slots, err = l.path.session.slotsFor(&l.linkParams); err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (l *link) exchangeInfo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, l.path.session.Timing().ConnectTimeout)
 	defer cancel()
 	c := l.conns[0]
-	proof, err := l.challenge(ctx)
+	proof, err := l.challengeServer(ctx)
 	if err != nil {
 		return err
 	}
@@ -371,10 +371,10 @@ func (l *link) sendInfoReq(c *cltConn, proof []byte) {
 	}
 	if err == nil {
 		rtrswire.InfoReq(l.infoReqBuf()).Put(l.path.session.name)
-		err = c.post([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: l.infoReqBuf(), LKey: l.mr.LKey()}}}})
+		err = c.postChain([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: l.infoReqBuf(), LKey: l.mr.LKey()}}}})
 	}
 	if err != nil {
-		l.fail(fmt.Errorf("connection 0: send INFO_REQ: %w", err))
+		l.failLink(fmt.Errorf("connection 0: send INFO_REQ: %w", err))
 	}
 }
 

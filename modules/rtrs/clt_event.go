@@ -56,7 +56,7 @@ func newEventQueue() *eventQueue {
 	return q
 }
 
-func (q *eventQueue) add(e Event) {
+func (q *eventQueue) addEvent(e Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.events = append(q.events, e)
@@ -67,7 +67,7 @@ func (q *eventQueue) add(e Event) {
 func (q *eventQueue) run(f func(Event)) {
 	defer close(q.done)
 	for {
-		e, ok := q.next()
+		e, ok := q.nextEvent()
 		if !ok {
 			return
 		}
@@ -77,7 +77,7 @@ func (q *eventQueue) run(f func(Event)) {
 	}
 }
 
-func (q *eventQueue) next() (Event, bool) {
+func (q *eventQueue) nextEvent() (Event, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.events) == 0 {

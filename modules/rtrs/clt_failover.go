@@ -26,7 +26,7 @@ func (s *Session) onDrained(l *link) {
 	defer s.mu.Unlock()
 	s.draining--
 	if l.epoch != s.downs {
-		s.abort(l)
+		s.abortLink(l)
 	}
 	switch {
 	case l.unanswered.Load() == 0:
@@ -51,7 +51,7 @@ func (s *Session) onDrained(l *link) {
 // of those that were given up if l has ended. mu is held.
 func (s *Session) handBack(l *link) {
 	for _, q := range s.queues {
-		q.poller.Do(func() { q.failover(l) })
+		q.poller.Do(func() { q.failoverLink(l) })
 	}
 }
 
@@ -59,17 +59,17 @@ func (s *Session) handBack(l *link) {
 // is held.
 func (s *Session) abortLost() {
 	for _, l := range s.lost {
-		s.abort(l)
+		s.abortLink(l)
 	}
 }
 
-// abort answers the lost requests of l with Lost. SessionDown was
+// abortLink answers the lost requests of l with Lost. SessionDown was
 // reported since they were sent, so the consumer decides whether to repeat
 // them. mu is held.
-func (s *Session) abort(l *link) {
+func (s *Session) abortLink(l *link) {
 	l.aborted = true
 	for _, q := range s.queues {
-		q.poller.Do(func() { q.abort(l) })
+		q.poller.Do(func() { q.abortLink(l) })
 	}
 }
 
@@ -77,12 +77,12 @@ func (s *Session) abort(l *link) {
 // that count as in flight. Owner; nothing more can be posted on or arrive from
 // that connection.
 func (q *Queue) markLost(l *link) (lost, counted int64) {
-	l.slots.each(q.cid, func(id uint32, r *request) {
+	l.slots.eachHeld(q.cid, func(id uint32, r *request) {
 		if r.link != l || r.state != reqInflight {
 			return
 		}
 		lost++
-		if r.kind.counts() {
+		if r.kind.countsAsIO() {
 			counted++
 		}
 		r.state = reqLost
@@ -96,11 +96,11 @@ func (q *Queue) markLost(l *link) (lost, counted int64) {
 	return lost, counted
 }
 
-// failover sends the queue's requests of l again, and frees the permits of
+// failoverLink sends the queue's requests of l again, and frees the permits of
 // those that were given up if nothing can use their chunks. Owner.
-func (q *Queue) failover(l *link) {
+func (q *Queue) failoverLink(l *link) {
 	sl := l.slots
-	sl.each(q.cid, func(id uint32, r *request) {
+	sl.eachHeld(q.cid, func(id uint32, r *request) {
 		switch {
 		case r.state == reqAborted:
 			q.freeAborted(sl, id, r)
@@ -115,7 +115,7 @@ func (q *Queue) failover(l *link) {
 
 // sendAgain sends a request that was lost, and may be sent on another link,
 // unless it was given up. Owner.
-func (q *Queue) sendAgain(sl *slots, id uint32, r *request) {
+func (q *Queue) sendAgain(sl *requestSlots, id uint32, r *request) {
 	if !r.link.ended.Load() {
 		r.runs = r.link
 	}
@@ -143,15 +143,15 @@ func (q *Queue) sendAgain(sl *slots, id uint32, r *request) {
 
 // freeAborted gives the permit of a request back that was answered before it
 // ended, if it has ended.
-func (q *Queue) freeAborted(sl *slots, id uint32, r *request) {
+func (q *Queue) freeAborted(sl *requestSlots, id uint32, r *request) {
 	if r.link.ended.Load() && (r.runs == nil || r.runs.ended.Load()) {
-		q.release(sl, id, r)
+		q.releaseSlot(sl, id, r)
 	}
 }
 
-// abort answers the queue's requests of l that wait for a fence. Owner.
-func (q *Queue) abort(l *link) {
-	l.slots.each(q.cid, func(id uint32, r *request) {
+// abortLink answers the queue's requests of l that wait for a fence. Owner.
+func (q *Queue) abortLink(l *link) {
+	l.slots.eachHeld(q.cid, func(id uint32, r *request) {
 		if r.link == l && r.state == reqLost {
 			q.abortOne(r)
 		}
@@ -162,7 +162,7 @@ func (q *Queue) abort(l *link) {
 func (q *Queue) abortOne(r *request) {
 	call, errno := r.call, r.lostErrno()
 	r.state, r.call = reqAborted, nil
-	q.upcall(r.tag, call, errno)
+	q.notifyDone(r.tag, call, errno)
 }
 
 // lostErrno returns the errno of r if no path is left: Lost, or that of an admin request.
@@ -173,16 +173,16 @@ func (r *request) lostErrno() int {
 	return Lost
 }
 
-// resume sends the requests that waited for room in a send queue or for a
+// resumeWaiting sends the requests that waited for room in a send queue or for a
 // permit, after a path is lost or has room again. Owner.
-func (q *Queue) resume() {
+func (q *Queue) resumeWaiting() {
 	if sl := q.retry; sl != nil {
 		q.retry = nil
-		sl.each(q.cid, func(id uint32, r *request) {
+		sl.eachHeld(q.cid, func(id uint32, r *request) {
 			if r.state == reqAgain {
 				q.sendAgain(sl, id, r)
 			}
 		})
 	}
-	q.wake()
+	q.wakeWaiters()
 }

@@ -50,16 +50,16 @@ func (s *Session) fenceLost() {
 		switch {
 		case l.fencing != nil, l.pausing:
 		case l.fences && !carrier.fences, l.incarnation != carrier.incarnation: // not the session that l was of
-			s.fenced(l)
+			s.onFenced(l)
 		case !l.fences:
 		case l.path.connecting && l.uuid == l.path.uuid:
-			l.path.interrupt() // the FENCE would close the new connections; endConnect comes back
+			l.path.interruptAttempt() // the FENCE would close the new connections; endConnect comes back
 		case s.closed: // no memory for a FENCE; the end of the last path answers
 		case !carrier.slots.permits.hasSpares():
 			s.startAnew(errNoSpare)
 		default:
 			l.fencing = make(chan struct{})
-			go s.fence(l, carrier)
+			go s.fencePath(l, carrier)
 		}
 	}
 }
@@ -73,15 +73,15 @@ var (
 // fenceCarrier is a link that can take a FENCE.
 func (s *Session) fenceCarrier() *link {
 	for _, l := range s.links {
-		if !l.lost() {
+		if !l.isLost() {
 			return l
 		}
 	}
 	return nil
 }
 
-// fence asks the server on carrier to close the path of l, and waits.
-func (s *Session) fence(l, carrier *link) {
+// fencePath asks the server on carrier to close the path of l, and waits.
+func (s *Session) fencePath(l, carrier *link) {
 	errno, err := s.sendFence(l, carrier)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,21 +89,21 @@ func (s *Session) fence(l, carrier *link) {
 	l.fencing = nil
 	switch {
 	case errors.Is(err, verbs.ErrClosed): // the session is
-	case err == errNoSpare && !carrier.lost():
+	case err == errNoSpare && !carrier.isLost():
 		s.startAnew(err)
 	case err != nil: // not the carrier's fault
 		s.log.Warn("rtrs: FENCE of a lost path", "path", l.path.addr.String(), "err", err)
 		s.fenceLater(l)
 	case errno == 0:
 		s.log.Info("rtrs: lost path fenced", "path", l.path.addr.String())
-		s.fenced(l)
-	case carrier.lost():
+		s.onFenced(l)
+	case carrier.isLost():
 	case errno == syscall.EBUSY && l.aborted:
 		s.startAnew(errBusy)
 	case errno == syscall.EBUSY:
 		s.operationsRun(l)
 	default:
-		carrier.fail(fmt.Errorf("FENCE of path %s: %w", l.path.addr, errno))
+		carrier.failLink(fmt.Errorf("FENCE of path %s: %w", l.path.addr, errno))
 	}
 	s.fenceLost()
 	s.publishLocked()
@@ -116,15 +116,15 @@ func (s *Session) sendFence(l, carrier *link) (errno syscall.Errno, err error) {
 		return 0, err
 	}
 	call.carrier = carrier
-	errors.As(call.do(context.Background(), s.queues[0]), &errno)
+	errors.As(call.runCall(context.Background(), s.queues[0]), &errno)
 	if call.noPermit {
 		return 0, errNoSpare
 	}
 	return errno, nil
 }
 
-// fenced forgets l: nothing of it can run any more. mu is held.
-func (s *Session) fenced(l *link) {
+// onFenced forgets l: nothing of it can run any more. mu is held.
+func (s *Session) onFenced(l *link) {
 	if i := slices.Index(s.lost, l); i >= 0 {
 		s.lost = slices.Delete(s.lost, i, i+1)
 		l.ended.Store(true)
@@ -164,7 +164,7 @@ func (s *Session) fenceLater(l *link) {
 func (s *Session) startAnew(cause error) {
 	s.renew = true
 	for _, l := range s.links {
-		l.fail(cause)
+		l.failLink(cause)
 	}
 }
 
@@ -175,12 +175,12 @@ func (s *Session) changeName() {
 	s.log.Warn("rtrs: session is made anew")
 	for _, p := range s.paths {
 		if p.connecting {
-			p.interrupt()
+			p.interruptAttempt()
 		}
 	}
 	s.abortLost()
 	for _, l := range slices.Clone(s.lost) {
-		s.fenced(l)
+		s.onFenced(l)
 	}
 }
 
@@ -230,7 +230,7 @@ func (s *Session) endConnect(p *path, accepted bool) {
 	if accepted {
 		for _, l := range slices.Clone(s.lost) {
 			if l.uuid == p.uuid {
-				s.fenced(l)
+				s.onFenced(l)
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func TestFence_DoesNotWaitForTheDialOfADeadPath(t *testing.T) {
 	net.Cut(cltB, b.addr.Addr())
 	c.awaitState(2, PathReconnecting)
 	net.Stall(cltA, a.addr.Addr())
-	dead.fail(ErrConnLost)
+	dead.failLink(ErrConnLost)
 	c.finished(1, Lost)
 	c.awaitKind(SessionDown)
 	c.awaitState(1, PathConnecting)

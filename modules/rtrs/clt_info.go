@@ -23,15 +23,15 @@ type PathInfo struct {
 	Stats    PathStats
 }
 
-func (p *path) info() PathInfo {
+func (p *path) pathInfo() PathInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := PathInfo{
 		ID: p.id, Addr: p.addr, Src: p.addr.Src, Fabric: p.addr.Device.Info().Fabric,
-		State: p.state, Err: p.err, Stats: p.details().PathStats,
+		State: p.state, Err: p.err, Stats: p.currentDetails().PathStats,
 	}
 	if p.current != nil {
-		i.Security = p.current.security()
+		i.Security = p.current.linkSecurity()
 	}
 	dev := p.addr.Device.Info()
 	if p.lastDev != nil {
@@ -44,9 +44,9 @@ func (p *path) info() PathInfo {
 	return i
 }
 
-// total returns all counts since the path was made. The caller holds mu.
-func (p *path) total() (d PathDetails) {
-	d.add(&p.stats)
+// totalDetails returns all counts since the path was made. The caller holds mu.
+func (p *path) totalDetails() (d PathDetails) {
+	d.addCounts(&p.stats)
 	d.Failovers = p.failovers.Load()
 	if l := p.current; l != nil {
 		l.addDetails(&d)
@@ -55,10 +55,10 @@ func (p *path) total() (d PathDetails) {
 	return d
 }
 
-// details returns the counts since the last resets. The caller holds mu.
-func (p *path) details() PathDetails {
-	d := p.total()
-	d.since(&p.base)
+// currentDetails returns the counts since the last resets. The caller holds mu.
+func (p *path) currentDetails() PathDetails {
+	d := p.totalDetails()
+	d.subtractCounts(&p.base)
 	return d
 }
 
@@ -66,6 +66,6 @@ func (p *path) details() PathDetails {
 func (p *path) resetStats(kinds StatKind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := p.total()
-	p.base.reset(kinds, &now)
+	now := p.totalDetails()
+	p.base.resetKinds(kinds, &now)
 }

@@ -29,9 +29,9 @@ type Queue struct {
 	cid      int
 	lastPath int // id of the path used last, for RoundRobin
 
-	retry    *slots // has lost requests that wait for room in a send queue
-	noCredit bool   // onCredit shall call resume
-	onPermit func() // wake
+	retry    *requestSlots // has lost requests that wait for room in a send queue
+	noCredit bool          // onCredit shall call resume
+	onPermit func()        // wake
 
 	// Of cid 0:
 	waiting []*adminCall // for a permit, first come first served
@@ -40,12 +40,12 @@ type Queue struct {
 
 func newQueue(s *Session, cid int) *Queue {
 	q := &Queue{session: s, cid: cid, poller: s.cfg.Pollers[max(cid-1, 0)%len(s.cfg.Pollers)]}
-	q.onPermit = q.wake
+	q.onPermit = q.wakeWaiters
 	return q
 }
 
 // ErrBadData: the Data of a request lies outside its region.
-var ErrBadData error = &sentinel{"rtrs: the data lies outside its region", syscall.EINVAL}
+var ErrBadData error = &sentinelError{"rtrs: the data lies outside its region", syscall.EINVAL}
 
 // Write sends d and the user message to the server. The completion comes as
 // OnDone(queue, tag, errno). The memory of d must not change until then; user
@@ -70,7 +70,7 @@ func (q *Queue) admit(kind requestKind, tag uint64, d Data, user []byte) error {
 	if len(user) > MaxUserLen {
 		return ErrTooLarge
 	}
-	if !d.valid() {
+	if !d.inRegion() {
 		return ErrBadData
 	}
 	sl := live.slots
@@ -82,16 +82,16 @@ func (q *Queue) admit(kind requestKind, tag uint64, d Data, user []byte) error {
 	r.kind, r.tag, r.data = kind, tag, d
 	r.head = Data{sl.headers, int(id) * slotHeaderLen, len(user)}
 	copy(sl.headers.mem[r.head.Off:], user)
-	sl.hold(q.cid, id)
+	sl.holdPermit(q.cid, id)
 	if err := q.submit(live, id, r); err != nil {
-		q.release(sl, id, r)
-		return q.refused(err)
+		q.releaseSlot(sl, id, r)
+		return q.submitError(err)
 	}
 	return nil
 }
 
-// refused translates an error of submit for the caller.
-func (q *Queue) refused(err error) error {
+// submitError translates an error of submit for the caller.
+func (q *Queue) submitError(err error) error {
 	if err == errNoCredit {
 		q.noCredit = true
 		return ErrNoPermit
@@ -106,14 +106,14 @@ func (q *Queue) submit(live *liveSet, id uint32, r *request) error {
 	var tried linkSet
 	for i := range live.links {
 		if len(live.links) > 1 {
-			i = q.session.Policy().pick(live.links, &tried, q.lastPath)
+			i = q.session.Policy().pickLink(live.links, &tried, q.lastPath)
 		}
 		l := live.links[i]
 		if err = q.post(l, id, r); err == nil {
 			q.lastPath = l.path.id
 			return nil
 		}
-		tried.add(i)
+		tried.addLink(i)
 	}
 	return err
 }
@@ -139,9 +139,9 @@ func (q *Queue) post(l *link, id uint32, r *request) error {
 	case r.kind == kindRead || r.kind == kindListen:
 		buf.addr += uint64(r.data.Len)
 	case r.data.Len > 0:
-		sges = append(sges, r.data.sge(l.dev.index))
+		sges = append(sges, r.data.localElement(l.dev.index))
 	}
-	sges = append(sges, whole.sge(l.dev.index))
+	sges = append(sges, whole.localElement(l.dev.index))
 	if err := c.postRequest(sges, buf.addr, buf.rkey, rtrswire.IOReqImm(l.shift, int(id), off)); err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func putHeader(b []byte, r *request, dev int) int {
 func (q *Queue) onReply(c *cltConn, imm rtrswire.Imm, rkey rtrswire.RkeyRsp) {
 	errno, buf := imm.IORsp()
 	id, l := uint32(buf), c.link
-	if !l.slots.holds(q.cid, id) {
+	if !l.slots.holdsPermit(q.cid, id) {
 		return
 	}
 	r := &l.slots.reqs[id]
@@ -201,7 +201,7 @@ func (c *cltConn) countSent(r *request) {
 		c.stats.started.Add(1)
 		return
 	}
-	c.stats.begin(r.kind == kindRead, r.data.Len+r.head.Len)
+	c.stats.countRequest(r.kind == kindRead, r.data.Len+r.head.Len)
 	if r.data.Len == 0 {
 		c.stats.noData.Add(1)
 	}
@@ -209,15 +209,15 @@ func (c *cltConn) countSent(r *request) {
 
 // countAnswered notes the answer to a request.
 func (c *cltConn) countAnswered(r *request) {
-	if !r.kind.counts() {
+	if !r.kind.countsAsIO() {
 		return
 	}
 	c.stats.finished.Add(1)
 	if cpu := c.poller.cpu; cpu != r.sentOn {
-		c.stats.migrated(r.sentOn, cpu)
+		c.stats.countMigration(r.sentOn, cpu)
 	}
 	if r.kind != kindFence {
-		c.stats.latency[kindIndex(r.kind)].add(c.poller.Now() - r.sentAt)
+		c.stats.latency[kindIndex(r.kind)].addSample(c.poller.Now() - r.sentAt)
 	}
 }
 
@@ -231,16 +231,16 @@ func kindIndex(k requestKind) int {
 
 // finish gives the permit back and informs the submitter, in this order: the
 // upcall may submit again.
-func (q *Queue) finish(sl *slots, id uint32, r *request, errno int) {
+func (q *Queue) finish(sl *requestSlots, id uint32, r *request, errno int) {
 	tag, call := r.tag, r.call
-	q.release(sl, id, r)
-	q.upcall(tag, call, errno)
+	q.releaseSlot(sl, id, r)
+	q.notifyDone(tag, call, errno)
 }
 
-// upcall calls OnDone, or finishes an admin request.
-func (q *Queue) upcall(tag uint64, call *adminCall, errno int) {
+// notifyDone calls OnDone, or finishes an admin request.
+func (q *Queue) notifyDone(tag uint64, call *adminCall, errno int) {
 	if call != nil {
-		call.finish(errno)
+		call.finishCall(errno)
 		return
 	}
 	q.session.cfg.OnDone(q.cid-1, tag, errno)
@@ -253,18 +253,18 @@ func (q *Queue) Inflight(f func(tag uint64, path int)) {
 	if live == nil {
 		return
 	}
-	live.slots.each(q.cid, func(_ uint32, r *request) {
+	live.slots.eachHeld(q.cid, func(_ uint32, r *request) {
 		if r.call == nil && r.link != nil && r.kind <= kindRead {
 			f(r.tag, r.link.path.id)
 		}
 	})
 }
 
-// release makes the slot and its permit free.
-func (q *Queue) release(sl *slots, id uint32, r *request) {
+// releaseSlot makes the slot and its permit free.
+func (q *Queue) releaseSlot(sl *requestSlots, id uint32, r *request) {
 	spare, settled := r.spare, r.settled
 	*r = request{}
-	sl.unhold(q.cid, id)
+	sl.unholdPermit(q.cid, id)
 	if q.cid == 0 {
 		q.running--
 		if settled != nil {
@@ -275,19 +275,19 @@ func (q *Queue) release(sl *slots, id uint32, r *request) {
 		sl.permits.putSpare(id)
 		return
 	}
-	sl.permits.put(id)
+	sl.permits.release(id)
 }
 
 // onCredit continues requests that waited for room in a send queue.
 func (q *Queue) onCredit() {
 	if q.noCredit {
 		q.noCredit = false
-		q.resume()
+		q.resumeWaiting()
 	}
 }
 
-// wake lets whoever waits for a permit try again.
-func (q *Queue) wake() {
+// wakeWaiters lets whoever waits for a permit try again.
+func (q *Queue) wakeWaiters() {
 	switch {
 	case q.cid == 0:
 		q.retryAdmin()

@@ -16,7 +16,7 @@ import (
 // the rkeys of bufs.
 type link struct {
 	path  *path
-	slots *slots
+	slots *requestSlots
 	dev   *sessionDevice
 	route Route
 	conns []*cltConn // by cid, those that were established
@@ -30,7 +30,7 @@ type link struct {
 	// the queue that holds the permit.
 	bufs []remoteBuf
 
-	hb   heartbeat
+	hb   heartbeatTimer
 	info chan []byte // takes the INFO_RSP
 
 	proofs *cltProofs // nil: no challenge is wanted
@@ -89,17 +89,17 @@ func newLink(p *path, dev *sessionDevice, route Route) *link {
 	}
 }
 
-// fail marks the link as lost; the first cause counts. It never blocks. Any
+// failLink marks the link as lost; the first cause counts. It never blocks. Any
 // goroutine.
-func (l *link) fail(cause error) {
+func (l *link) failLink(cause error) {
 	l.failOnce.Do(func() {
 		l.cause = cause
 		close(l.failed)
 	})
 }
 
-// lost reports whether fail has been called.
-func (l *link) lost() bool {
+// isLost reports whether fail has been called.
+func (l *link) isLost() bool {
 	select {
 	case <-l.failed:
 		return true
@@ -118,63 +118,63 @@ func (l *link) close() {
 		<-c.gone
 	}
 	for _, c := range l.conns {
-		c.destroy()
+		c.destroyQP()
 	}
 	if l.mr != nil {
 		_ = l.mr.Close() // not in use: all queue pairs are gone
 	}
 	l.proofs.close()
-	l.route.release()
+	l.route.releaseRoute()
 }
 
 // startBeats begins the heartbeats. Before the link is published.
 func (l *link) startBeats(now time.Time) {
 	c := l.conns[0]
-	l.hb.start(now, l.path.session.Timing().Heartbeat)
-	l.hb.alarm.f = l.beat
+	l.hb.startBeats(now, l.path.session.Timing().Heartbeat)
+	l.hb.alarm.f = l.sendBeat
 	c.poller.Do(func() {
 		if !c.down {
-			c.poller.alarms.put(&l.hb.alarm, l.hb.next)
+			c.poller.alarms.setAlarm(&l.hb.alarm, l.hb.next)
 		}
 	})
 }
 
-// beat is called when a heartbeat is due. Owner of connection 0.
-func (l *link) beat(now time.Time) {
+// sendBeat is called when a heartbeat is due. Owner of connection 0.
+func (l *link) sendBeat(now time.Time) {
 	t := l.path.session.Timing()
 	heard := false
 	for _, c := range l.conns {
 		h := c.stats.takeHeard()
 		heard = heard || h
-		if !l.watch(c, h, t.HeartbeatMisses) {
+		if !l.watchConn(c, h, t.HeartbeatMisses) {
 			return
 		}
 	}
-	switch l.hb.tick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
+	switch l.hb.onTick(now, heard, t.Heartbeat, t.HeartbeatMisses) {
 	case hbSend:
 		l.hb.sendOn(l.conns[0].conn)
 	case hbDead:
-		l.fail(ErrHeartbeat)
+		l.failLink(ErrHeartbeat)
 		return
 	}
-	l.conns[0].poller.alarms.put(&l.hb.alarm, l.hb.next)
+	l.conns[0].poller.alarms.setAlarm(&l.hb.alarm, l.hb.next)
 }
 
-// watch looks after one connection: the others may live while the network, or
+// watchConn looks after one connection: the others may live while the network, or
 // the server's thread, has lost this one. While it has requests in flight and is
 // silent it gets an HB_MSG of its own in each interval; a slow disk does not
 // keep the server from answering that. After as many intervals as the path has,
 // the path is given up, and watch returns false. Owner of connection 0.
-func (l *link) watch(c *cltConn, heard bool, misses int) bool {
+func (l *link) watchConn(c *cltConn, heard bool, misses int) bool {
 	if c.cid == 0 || !l.beats {
 		return true
 	}
-	if heard || c.stats.inflight() == 0 {
+	if heard || c.stats.inFlightCount() == 0 {
 		c.silent = 0
 		return true
 	}
 	if c.silent++; c.silent > misses+1 {
-		l.fail(fmt.Errorf("%w on connection %d", ErrHeartbeat, c.cid))
+		l.failLink(fmt.Errorf("%w on connection %d", ErrHeartbeat, c.cid))
 		return false
 	}
 	c.poller.Do(func() {
@@ -185,9 +185,9 @@ func (l *link) watch(c *cltConn, heard bool, misses int) bool {
 	return true
 }
 
-// probe gives the server one interval to show that it knows the link. Any
+// probeServer gives the server one interval to show that it knows the link. Any
 // goroutine.
-func (l *link) probe() {
+func (l *link) probeServer() {
 	c := l.conns[0]
 	c.poller.Do(func() {
 		if c.down {
@@ -197,9 +197,9 @@ func (l *link) probe() {
 			c.stats.takeHeard()
 		}
 		t := l.path.session.Timing()
-		if l.hb.probe(time.Now(), t.Heartbeat, t.HeartbeatMisses) {
+		if l.hb.probePeer(time.Now(), t.Heartbeat, t.HeartbeatMisses) {
 			l.hb.sendOn(c.conn)
-			c.poller.alarms.put(&l.hb.alarm, l.hb.next)
+			c.poller.alarms.setAlarm(&l.hb.alarm, l.hb.next)
 		}
 	})
 }
@@ -209,13 +209,13 @@ func (l *link) latencyCost() int64 { return l.hb.latency.Load() }
 // inflightCount sums over the queues; each part is exact for its queue.
 func (l *link) inflightCount() (sum int64) {
 	for _, c := range l.conns {
-		sum += c.stats.inflight()
+		sum += c.stats.inFlightCount()
 	}
 	return sum
 }
 
-// security returns how the link is protected.
-func (l *link) security() verbs.Security {
+// linkSecurity returns how the link is protected.
+func (l *link) linkSecurity() verbs.Security {
 	if p := l.proofs; p != nil && p.security.Peer != "" {
 		return p.security
 	}
@@ -245,5 +245,5 @@ func (l *link) addDetails(d *PathDetails) {
 // It is replaced as a whole: the data path loads it once per request.
 type liveSet struct {
 	links []*link
-	slots *slots
+	slots *requestSlots
 }

@@ -10,7 +10,7 @@ import (
 
 // slotsFor returns the requests for a link with the given sizes: those that
 // the session has, or new ones if no link uses those any more.
-func (s *Session) slotsFor(lp *linkParams) (*slots, error) {
+func (s *Session) slotsFor(lp *linkParams) (*requestSlots, error) {
 	s.mu.Lock()
 	sl, inUse := s.slots, len(s.links) > 0
 	s.mu.Unlock()
@@ -83,29 +83,29 @@ func (s *Session) compareIncarnation(l *link) error {
 		return nil
 	}
 	for _, o := range s.links {
-		o.probe()
+		o.probeServer()
 	}
 	return protocolErrorf("the server has the session anew, or is another one")
 }
 
-// publish makes the connected links visible to the data path before it calls news,
+// publishLinks makes the connected links visible to the data path before it calls news,
 // so that the receiver of an event can use the path.
-func (s *Session) publish(news func()) {
+func (s *Session) publishLinks(news func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.show()
+	s.showLinks()
 	news()
 	s.reportUp()
 }
 
 func (s *Session) publishLocked() {
-	s.show()
+	s.showLinks()
 	s.reportUp()
 }
 
-// show gives the data path the connected links. After total loss that waits
+// showLinks gives the data path the connected links. After total loss that waits
 // until nothing of a lost link can run late any more. mu is held.
-func (s *Session) show() {
+func (s *Session) showLinks() {
 	switch {
 	case len(s.links) == 0:
 		s.live.Store(nil)
@@ -124,7 +124,7 @@ func (s *Session) reportUp() {
 			s.downs++
 		}
 		s.log.Info("rtrs: " + kind.String())
-		s.events.add(Event{Kind: kind, Session: s})
+		s.events.addEvent(Event{Kind: kind, Session: s})
 	}
 }
 
@@ -139,6 +139,6 @@ func (s *Session) linkDown(l *link) {
 		s.abortLost()
 	}
 	for _, q := range s.queues {
-		q.poller.Do(q.resume) // requests that wait for this path must not
+		q.poller.Do(q.resumeWaiting) // requests that wait for this path must not
 	}
 }

@@ -114,7 +114,7 @@ func (p *path) setState(next PathState, cause error) bool {
 	p.changed = make(chan struct{})
 	p.mu.Unlock()
 	p.logMove(from, next, cause)
-	p.session.events.add(Event{Kind: PathChanged, Session: p.session, Path: p.id, State: next, Err: cause})
+	p.session.events.addEvent(Event{Kind: PathChanged, Session: p.session, Path: p.id, State: next, Err: cause})
 	return true
 }
 
@@ -132,8 +132,8 @@ func (p *path) logMove(from, to PathState, cause error) {
 	p.log.LogAttrs(context.Background(), level, "rtrs: path "+to.String(), attrs...)
 }
 
-// want sets the user's intent for the path's goroutine.
-func (p *path) want(i pathIntent) {
+// setIntent sets the user's intent for the path's goroutine.
+func (p *path) setIntent(i pathIntent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.wantLocked(i)
@@ -164,8 +164,8 @@ func (p *path) takeIntent() pathIntent {
 	return i
 }
 
-// closing reports whether the user wants the path closed or removed.
-func (p *path) closing() bool {
+// closeWanted reports whether the user wants the path closed or removed.
+func (p *path) closeWanted() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.intent >= wantClosed
@@ -178,9 +178,9 @@ func (p *path) run() {
 	for {
 		switch p.state { // only this goroutine writes it
 		case PathConnecting:
-			p.attempt()
+			p.connectOnce()
 		case PathConnected:
-			p.serve()
+			p.awaitLoss()
 		case PathConnectingErr:
 			p.afterFailure()
 		case PathReconnecting:
@@ -189,7 +189,7 @@ func (p *path) run() {
 			p.endLink()
 			p.setState(PathClosed, nil)
 		case PathClosed:
-			p.rest()
+			p.awaitIntent()
 		case PathDead:
 			if p.twin {
 				p.session.removePath(p)
@@ -199,8 +199,8 @@ func (p *path) run() {
 	}
 }
 
-// serve waits for the end of a connected path.
-func (p *path) serve() {
+// awaitLoss waits for the end of a connected path.
+func (p *path) awaitLoss() {
 	select {
 	case <-p.link.failed:
 		p.setState(PathReconnecting, p.link.cause)
@@ -234,16 +234,16 @@ func (p *path) waitTurn() {
 	case expected:
 		delay = min(delay, returnPause)
 	}
-	p.sleep(delay)
-	if giveUp || p.closing() {
+	p.sleepFor(delay)
+	if giveUp || p.closeWanted() {
 		p.setState(PathClosing, nil)
 		return
 	}
 	p.setState(PathConnecting, nil)
 }
 
-// sleep waits for d. A manual reconnect or a close ends it early.
-func (p *path) sleep(d time.Duration) {
+// sleepFor waits for d. A manual reconnect or a close ends it early.
+func (p *path) sleepFor(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {
@@ -251,7 +251,7 @@ func (p *path) sleep(d time.Duration) {
 		case <-timer.C:
 			return
 		case <-p.kick:
-			if p.takeIntent() == wantReconnect || p.closing() {
+			if p.takeIntent() == wantReconnect || p.closeWanted() {
 				return
 			}
 		}
@@ -260,15 +260,15 @@ func (p *path) sleep(d time.Duration) {
 
 // afterFailure decides between another attempt and the end.
 func (p *path) afterFailure() {
-	if p.closing() {
+	if p.closeWanted() {
 		p.setState(PathClosing, nil)
 		return
 	}
 	p.setState(PathReconnecting, nil)
 }
 
-// rest waits in state closed for the user's next intent.
-func (p *path) rest() {
+// awaitIntent waits in state closed for the user's next intent.
+func (p *path) awaitIntent() {
 	for {
 		switch p.takeIntent() {
 		case wantReconnect:
@@ -292,7 +292,7 @@ func (p *path) endLink() {
 		return
 	}
 	p.link = nil
-	l.fail(ErrConnLost)
+	l.failLink(ErrConnLost)
 	p.session.linkDown(l)
 	l.close()
 	p.mu.Lock()

@@ -662,7 +662,7 @@ func TestFenceOfAClosedSessionSparesItsCarrier(t *testing.T) {
 	l, carrier := c.links[0], c.links[1]
 	l.fencing = make(chan struct{})
 	c.mu.Unlock()
-	if c.fence(l, carrier); carrier.lost() {
+	if c.fencePath(l, carrier); carrier.isLost() {
 		t.Errorf("the carrier is lost: %v", carrier.cause)
 	}
 }

@@ -29,8 +29,8 @@ func (s *Session) addPath(ctx context.Context, addr PathAddr, first bool) (id in
 	if err := p.connectFenced(ctx); err != nil {
 		return 0, err
 	}
-	s.publish(func() { p.setState(PathConnected, nil) })
-	s.list(p)
+	s.publishLinks(func() { p.setState(PathConnected, nil) })
+	s.listPath(p)
 	return p.id, nil
 }
 
@@ -47,7 +47,7 @@ func (s *Session) AddPathLater(addr PathAddr) (id int, err error) {
 	}
 	defer s.adding.Done()
 	p.later = true
-	s.list(p)
+	s.listPath(p)
 	return p.id, nil
 }
 
@@ -58,13 +58,13 @@ func (s *Session) removePath(p *path) {
 	s.paths = slices.DeleteFunc(s.paths, func(o *path) bool { return o == p })
 }
 
-// list adds a path to the session; the path exists for its users from now on.
-func (s *Session) list(p *path) {
+// listPath adds a path to the session; the path exists for its users from now on.
+func (s *Session) listPath(p *path) {
 	s.mu.Lock()
 	i, _ := slices.BinarySearchFunc(s.paths, p.id, func(o *path, id int) int { return o.id - id })
 	s.paths = slices.Insert(s.paths, i, p)
 	if s.closed {
-		p.want(wantDead)
+		p.setIntent(wantDead)
 	}
 	s.mu.Unlock()
 	go p.run()
@@ -95,21 +95,21 @@ func (s *Session) beginAdd(addr PathAddr) (*path, error) {
 // first is lost, and refuses the first from then on. The caller holds mu.
 func (s *Session) checkTwin(p *path, src netip.Addr) error {
 	for _, o := range s.paths {
-		if from, removed := o.source(); o != p && !removed && o.leads(from, src, p.addr) {
+		if from, removed := o.sourceAddr(); o != p && !removed && o.leadsTo(from, src, p.addr) {
 			return fmt.Errorf("path %d of the session has these addresses and is %v: reconnect that one, or remove it first: %w", o.id, o.State(), syscall.EEXIST)
 		}
 	}
 	for _, l := range s.links { // of paths that are not listed yet
-		if o := l.path; o != p && o.leads(l.conns[0].qp.LocalAddr().Addr(), src, p.addr) {
+		if o := l.path; o != p && o.leadsTo(l.conns[0].qp.LocalAddr().Addr(), src, p.addr) {
 			return fmt.Errorf("path %d of the session has these addresses and is being added: %w", o.id, syscall.EEXIST)
 		}
 	}
 	return nil
 }
 
-// source returns the source address of p, or its last one; invalid: not known.
+// sourceAddr returns the source address of p, or its last one; invalid: not known.
 // removed: the path is being removed.
-func (p *path) source() (from netip.Addr, removed bool) {
+func (p *path) sourceAddr() (from netip.Addr, removed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.addr.Src.IsValid() {
@@ -118,9 +118,9 @@ func (p *path) source() (from netip.Addr, removed bool) {
 	return p.lastSrc, p.intent == wantDead
 }
 
-// leads reports whether p, with the source from, has the addresses of a path
+// leadsTo reports whether p, with the source from, has the addresses of a path
 // from src to addr.
-func (p *path) leads(from, src netip.Addr, addr PathAddr) bool {
+func (p *path) leadsTo(from, src netip.Addr, addr PathAddr) bool {
 	return from.IsValid() && src.IsValid() && plainAddr(from) == plainAddr(src) &&
 		plainAddr(p.addr.Dst.Addr()) == plainAddr(addr.Dst.Addr()) && p.addr.Dst.Port() == addr.Dst.Port() &&
 		p.addr.Device.Info().Fabric == addr.Device.Info().Fabric
@@ -135,8 +135,8 @@ func plainAddr(a netip.Addr) netip.Addr {
 	return a.Unmap()
 }
 
-// path finds a path by id.
-func (s *Session) path(id int) (*path, error) {
+// pathByID finds a path by id.
+func (s *Session) pathByID(id int) (*path, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.paths {
@@ -154,7 +154,7 @@ func (s *Session) Paths() []PathInfo {
 	s.mu.Unlock()
 	infos := make([]PathInfo, 0, len(paths))
 	for _, p := range paths {
-		infos = append(infos, p.info())
+		infos = append(infos, p.pathInfo())
 	}
 	return infos
 }
@@ -169,19 +169,19 @@ func (s *Session) Stats() (sum PathStats) {
 
 // PathDetails returns all counts of a path.
 func (s *Session) PathDetails(id int) (PathDetails, error) {
-	p, err := s.path(id)
+	p, err := s.pathByID(id)
 	if err != nil {
 		return PathDetails{}, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.details(), nil
+	return p.currentDetails(), nil
 }
 
 // ResetStats sets the given counts of a path to zero. The data path is not
 // disturbed.
 func (s *Session) ResetStats(id int, kinds StatKind) error {
-	p, err := s.path(id)
+	p, err := s.pathByID(id)
 	if err != nil {
 		return err
 	}
@@ -192,11 +192,11 @@ func (s *Session) ResetStats(id int, kinds StatKind) error {
 // RemovePath closes a path and forgets it. A session without paths stays, not
 // connected.
 func (s *Session) RemovePath(ctx context.Context, id int) error {
-	p, err := s.path(id)
+	p, err := s.pathByID(id)
 	if err != nil {
 		return err
 	}
-	p.want(wantDead)
+	p.setIntent(wantDead)
 	select {
 	case <-p.ended:
 	case <-ctx.Done():
@@ -209,12 +209,12 @@ func (s *Session) RemovePath(ctx context.Context, id int) error {
 // DisconnectPath closes a path until it is reconnected by hand, and waits until
 // it is closed.
 func (s *Session) DisconnectPath(ctx context.Context, id int) error {
-	p, err := s.path(id)
+	p, err := s.pathByID(id)
 	if err != nil {
 		return err
 	}
-	p.want(wantClosed)
-	err = p.await(ctx, func() bool { return p.state == PathClosed || p.state == PathDead })
+	p.setIntent(wantClosed)
+	err = p.awaitCondition(ctx, func() bool { return p.state == PathClosed || p.state == PathDead })
 	if err != nil {
 		return fmt.Errorf("rtrs: session %s: disconnect path %s: %w", s.name, p.addr, err)
 	}
@@ -223,11 +223,11 @@ func (s *Session) DisconnectPath(ctx context.Context, id int) error {
 
 // ReconnectPath connects a path again at once and waits for the first result.
 func (s *Session) ReconnectPath(ctx context.Context, id int) error {
-	p, err := s.path(id)
+	p, err := s.pathByID(id)
 	if err != nil {
 		return err
 	}
-	if err := p.reconnect(ctx); err != nil {
+	if err := p.reconnectPath(ctx); err != nil {
 		return fmt.Errorf("rtrs: session %s: reconnect path %s: %w", s.name, p.addr, err)
 	}
 	return nil

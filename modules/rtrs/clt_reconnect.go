@@ -14,11 +14,11 @@ import (
 // longer than our server needs to notice a dead path.
 const reconnectPatience = 6 * time.Second
 
-// reconnect connects the path again, or joins the attempt in progress, and waits
+// reconnectPath connects the path again, or joins the attempt in progress, and waits
 // for the result. A server that is still ending the old connections refuses new
 // ones. So reconnect waits for later automatic attempts too, for reconnectPatience
 // at most.
-func (p *path) reconnect(ctx context.Context) error {
+func (p *path) reconnectPath(ctx context.Context) error {
 	patience := time.Now().Add(min(reconnectPatience, p.session.Timing().ConnectTimeout))
 	p.mu.Lock()
 	n := p.results
@@ -29,7 +29,7 @@ func (p *path) reconnect(ctx context.Context) error {
 	for {
 		var result error
 		over := false
-		err := p.await(ctx, func() bool {
+		err := p.awaitCondition(ctx, func() bool {
 			result, over = p.err, p.state == PathClosed || p.state == PathDead
 			if p.state == PathConnected {
 				result, over = nil, true
@@ -75,8 +75,8 @@ func mayPass(err error) bool {
 	return errors.Is(err, errRefused) || errors.Is(err, ErrConnLost) || errors.Is(err, errInterrupted)
 }
 
-// await waits until done returns true, or ctx ends. done is called with mu held.
-func (p *path) await(ctx context.Context, done func() bool) error {
+// awaitCondition waits until done returns true, or ctx ends. done is called with mu held.
+func (p *path) awaitCondition(ctx context.Context, done func() bool) error {
 	for {
 		p.mu.Lock()
 		ok, changed := done(), p.changed

@@ -31,16 +31,16 @@ type Data struct {
 	Off, Len int // bytes
 }
 
-// valid reports whether the piece lies inside its region.
-func (d *Data) valid() bool {
+// inRegion reports whether the piece lies inside its region.
+func (d *Data) inRegion() bool {
 	if d.Region == nil {
 		return d.Len == 0
 	}
 	return d.Off >= 0 && d.Len >= 0 && d.Len <= len(d.Region.mem)-d.Off
 }
 
-// sge is the piece as a local element for device dev.
-func (d *Data) sge(dev int) verbs.SGE {
+// localElement is the piece as a local element for device dev.
+func (d *Data) localElement(dev int) verbs.SGE {
 	return verbs.SGE{Buf: d.Region.mem[d.Off : d.Off+d.Len], LKey: (*d.Region.keys.Load())[dev].lkey}
 }
 
@@ -59,7 +59,7 @@ func (s *Session) Register(mem []byte) (*Region, error) {
 	}
 	for _, d := range s.devices {
 		if err := r.addDevice(d); err != nil {
-			r.release()
+			r.releaseKeys()
 			return nil, fmt.Errorf("rtrs: register %d bytes for session %s: %w", len(mem), s.name, err)
 		}
 	}
@@ -98,10 +98,10 @@ func (r *Region) Close() error {
 		return nil
 	}
 	delete(s.regions, r)
-	return r.release()
+	return r.releaseKeys()
 }
 
-func (r *Region) release() error {
+func (r *Region) releaseKeys() error {
 	keys := r.keys.Swap(nil)
 	if keys == nil {
 		return nil
@@ -123,9 +123,9 @@ type sessionDevice struct {
 	index int // in Session.devices and in Region.keys
 }
 
-// device returns the session's entry for dev, made if it is new: then all
+// deviceEntry returns the session's entry for dev, made if it is new: then all
 // regions are registered on it before it returns.
-func (s *Session) device(dev verbs.Device) (*sessionDevice, error) {
+func (s *Session) deviceEntry(dev verbs.Device) (*sessionDevice, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range s.devices {

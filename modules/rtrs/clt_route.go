@@ -31,10 +31,10 @@ type Route struct {
 
 // ErrAddrChange is the cause of the reconnect of a path whose address is
 // reached by another route.
-var ErrAddrChange error = &sentinel{"rtrs: the address is reached by another route now", syscall.ECONNRESET}
+var ErrAddrChange error = &sentinelError{"rtrs: the address is reached by another route now", syscall.ECONNRESET}
 
-// resolve returns the route of an attempt to connect.
-func (p *path) resolve(ctx context.Context) (Route, error) {
+// resolveRoute returns the route of an attempt to connect.
+func (p *path) resolveRoute(ctx context.Context) (Route, error) {
 	r := p.session.cfg.Resolver
 	if r == nil {
 		return Route{Src: p.addr.Src, Dst: p.addr.Dst.Addr()}, nil
@@ -51,14 +51,14 @@ func (p *path) resolve(ctx context.Context) (Route, error) {
 	return route, nil
 }
 
-func (r *Route) release() {
+func (r *Route) releaseRoute() {
 	if r.Release != nil {
 		r.Release()
 	}
 }
 
-// guard returns a context that ends when the route changes.
-func (r *Route) guard(ctx context.Context) (context.Context, func()) {
+// guardContext returns a context that ends when the route changes.
+func (r *Route) guardContext(ctx context.Context) (context.Context, func()) {
 	if r.Changed == nil {
 		return ctx, func() {}
 	}

@@ -93,7 +93,7 @@ func TestPathFollowsItsRoute(t *testing.T) {
 func TestAttemptEndsWithItsRoute(t *testing.T) {
 	changed := make(chan struct{})
 	r := Route{Changed: changed}
-	ctx, done := r.guard(t.Context())
+	ctx, done := r.guardContext(t.Context())
 	defer done()
 	close(changed)
 	<-ctx.Done()

@@ -570,7 +570,7 @@ func (c *cltClient) loseLink(i int) {
 	c.mu.Lock()
 	l := c.links[i]
 	c.mu.Unlock()
-	l.fail(ErrHeartbeat)
+	l.failLink(ErrHeartbeat)
 }
 
 // turn waits until every poller has handled all events that had arrived:

@@ -86,7 +86,7 @@ type Session struct {
 	renew    bool    // see startAnew
 	up       bool    // SessionUp was the last news
 	downs    uint64  // SessionDown events
-	slots    *slots
+	slots    *requestSlots
 	devices  []*sessionDevice
 	regions  map[*Region]struct{}
 	lastID   int
@@ -263,8 +263,8 @@ func (s *Session) Close(ctx context.Context) error {
 // endPaths lets all paths end, without waiting for it.
 func (s *Session) endPaths() {
 	for _, i := range s.Paths() {
-		if p, err := s.path(i.ID); err == nil {
-			p.want(wantDead)
+		if p, err := s.pathByID(i.ID); err == nil {
+			p.setIntent(wantDead)
 		}
 	}
 }
@@ -275,7 +275,7 @@ func (s *Session) freeMemory() error {
 	defer s.mu.Unlock()
 	var first error
 	for r := range s.regions {
-		if err := r.release(); err != nil && first == nil {
+		if err := r.releaseKeys(); err != nil && first == nil {
 			first = err
 		}
 	}

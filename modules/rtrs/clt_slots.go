@@ -6,12 +6,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 )
 
-// slots are the requests of a session, found by permit. Memory is taken once,
+// requestSlots are the requests of a session, found by permit. Memory is taken once,
 // when the queue depth is learned. A slot belongs to the queue that holds its
 // permit; only that queue reads or writes it.
-type slots struct {
+type requestSlots struct {
 	depth   int
-	permits *permits
+	permits *permitSet
 	reqs    []request
 	headers *Region // slotHeaderLen bytes per permit
 	// held has a bitmap of permits for each cid; only that queue's owner
@@ -37,8 +37,8 @@ const (
 	kindListen // a READ that waits for news, and counts as no request in flight
 )
 
-// counts reports whether a request of this kind counts as in flight.
-func (k requestKind) counts() bool { return k != kindListen }
+// countsAsIO reports whether a request of this kind counts as in flight.
+func (k requestKind) countsAsIO() bool { return k != kindListen }
 
 // requestState is where a request is in its life.
 type requestState uint8
@@ -78,8 +78,8 @@ type request struct {
 // givenUp reports whether the caller of an admin request has given up.
 func (r *request) givenUp() bool { return r.call != nil && r.call.abandoned.Load() }
 
-func newSlots(depth, queues int, headers *Region, wake func(queue int)) *slots {
-	sl := &slots{
+func newSlots(depth, queues int, headers *Region, wake func(queue int)) *requestSlots {
+	sl := &requestSlots{
 		depth:   depth,
 		permits: newPermits(depth, queues, wake),
 		reqs:    make([]request, depth),
@@ -93,20 +93,20 @@ func newSlots(depth, queues int, headers *Region, wake func(queue int)) *slots {
 	return sl
 }
 
-func (sl *slots) hold(cid int, id uint32)   { sl.held[cid][id>>6] |= 1 << (id & 63) }
-func (sl *slots) unhold(cid int, id uint32) { sl.held[cid][id>>6] &^= 1 << (id & 63) }
+func (sl *requestSlots) holdPermit(cid int, id uint32)   { sl.held[cid][id>>6] |= 1 << (id & 63) }
+func (sl *requestSlots) unholdPermit(cid int, id uint32) { sl.held[cid][id>>6] &^= 1 << (id & 63) }
 
-func (sl *slots) holds(cid int, id uint32) bool {
+func (sl *requestSlots) holdsPermit(cid int, id uint32) bool {
 	return int(id) < sl.depth && sl.held[cid][id>>6]&(1<<(id&63)) != 0
 }
 
-// each calls f for every permit that cid holds. f may release it, and may take
+// eachHeld calls f for every permit that cid holds. f may release it, and may take
 // others: those are not visited for certain.
-func (sl *slots) each(cid int, f func(id uint32, r *request)) {
+func (sl *requestSlots) eachHeld(cid int, f func(id uint32, r *request)) {
 	for w := range sl.held[cid] {
 		for set := sl.held[cid][w]; set != 0; set &= set - 1 {
 			id := uint32(w<<6 + bits.TrailingZeros64(set))
-			if sl.holds(cid, id) {
+			if sl.holdsPermit(cid, id) {
 				f(id, &sl.reqs[id])
 			}
 		}

@@ -102,8 +102,8 @@ func newConn(p *Poller, dev verbs.Device, pd verbs.PD, h connHandler, cfg connCo
 	return c, nil
 }
 
-// destroy frees the queue pair. Any goroutine, once.
-func (c *conn) destroy() {
+// destroyQP frees the queue pair. Any goroutine, once.
+func (c *conn) destroyQP() {
 	c.poller.removeConn(c)
 	c.qp.Destroy()
 	c.poller.releaseCQ(c.cq, c.entries)
@@ -143,15 +143,15 @@ func (c *conn) recvWR(id uint64) verbs.RecvWR {
 	return verbs.RecvWR{ID: id, Buf: c.recvBuf(id), LKey: c.recvKey}
 }
 
-// room returns the number of work requests that the send queue has room for.
-func (c *conn) room() int { return int(c.depth - (c.posted - c.acked)) }
+// sendRoom returns the number of work requests that the send queue has room for.
+func (c *conn) sendRoom() int { return int(c.depth - (c.posted - c.acked)) }
 
-// post queues chain. Its last request is signalled if the caller marked it, or if
+// postChain queues chain. Its last request is signalled if the caller marked it, or if
 // interval requests were posted since the last signalled one: a completion makes
 // room in the send queue. Without room post returns errNoCredit and posts nothing;
 // connCredit will be called. Any other error has ended the connection. Owner only.
-func (c *conn) post(chain []verbs.SendWR) error {
-	if c.room() < len(chain) {
+func (c *conn) postChain(chain []verbs.SendWR) error {
+	if c.sendRoom() < len(chain) {
 		return errNoCredit
 	}
 	for i := range chain {
@@ -175,15 +175,15 @@ func (c *conn) post(chain []verbs.SendWR) error {
 // that fills the queue is a sign of life as well.
 func (c *conn) postImm(imm rtrswire.Imm) bool {
 	c.hbChain[0] = verbs.SendWR{Op: verbs.OpWriteImm, Imm: uint32(imm)}
-	err := c.post(c.hbChain[:])
+	err := c.postChain(c.hbChain[:])
 	if err != nil && err != errNoCredit && !c.down {
 		c.h.connFailed(err)
 	}
 	return err == nil
 }
 
-// dispatch handles one completion.
-func (c *conn) dispatch(wc *verbs.WC) {
+// onCompletion handles one completion.
+func (c *conn) onCompletion(wc *verbs.WC) {
 	switch {
 	case wc.Op == verbs.OpDisconnected:
 		c.down = true
@@ -192,7 +192,7 @@ func (c *conn) dispatch(wc *verbs.WC) {
 	case wc.Status != verbs.StatusOK:
 		c.h.connFailed(wcError(c.cid, wc))
 	case wc.Op == verbs.OpRecv || wc.Op == verbs.OpRecvImm:
-		c.stats.heard()
+		c.stats.noteHeard()
 		c.h.connRecv(wc)
 	default:
 		c.acked = uint32(wc.ID)
@@ -203,12 +203,12 @@ func (c *conn) dispatch(wc *verbs.WC) {
 // noteRecv marks the receive of wc as consumed before it is processed.
 func (c *conn) noteRecv(wc *verbs.WC) {
 	if wc.Status == verbs.StatusOK && (wc.Op == verbs.OpRecv || wc.Op == verbs.OpRecvImm) {
-		c.repost(wc.ID)
+		c.repostReceive(wc.ID)
 	}
 }
 
-// repost gives receive id back; it is posted with the others of this batch.
-func (c *conn) repost(id uint64) { c.due = append(c.due, c.recvWR(id)) }
+// repostReceive gives receive id back; it is posted with the others of this batch.
+func (c *conn) repostReceive(id uint64) { c.due = append(c.due, c.recvWR(id)) }
 
 // flushRecv posts the receives given back.
 func (c *conn) flushRecv() {

@@ -6,42 +6,42 @@ import (
 	"syscall"
 )
 
-// sentinel is an error that is allocated once and has an errno in its chain.
-type sentinel struct {
+// sentinelError is an error that is allocated once and has an errno in its chain.
+type sentinelError struct {
 	text  string
 	errno syscall.Errno
 }
 
-func (e *sentinel) Error() string { return e.text }
-func (e *sentinel) Unwrap() error { return e.errno }
+func (e *sentinelError) Error() string { return e.text }
+func (e *sentinelError) Unwrap() error { return e.errno }
 
 // Errors of the data path. They are never wrapped, so that == works.
 var (
 	// ErrNoPermit: every buffer of the session is in use; wait for a completion.
-	ErrNoPermit error = &sentinel{"rtrs: all buffers of the session are in use", syscall.EAGAIN}
+	ErrNoPermit error = &sentinelError{"rtrs: all buffers of the session are in use", syscall.EAGAIN}
 	// ErrDisconnected: the session has no connected path.
-	ErrDisconnected error = &sentinel{"rtrs: the session has no connected path", syscall.ECONNABORTED}
+	ErrDisconnected error = &sentinelError{"rtrs: the session has no connected path", syscall.ECONNABORTED}
 	// ErrTooLarge: the request does not fit in a chunk, or its header in the
 	// part of it that is meant for headers.
-	ErrTooLarge error = &sentinel{"rtrs: the request is too large for a chunk", syscall.EMSGSIZE}
+	ErrTooLarge error = &sentinelError{"rtrs: the request is too large for a chunk", syscall.EMSGSIZE}
 
 	// errSuperseded: the client has lost the path before the server, and makes it again.
-	errSuperseded error = &sentinel{"rtrs: the client connects the path again", syscall.ECONNRESET}
+	errSuperseded error = &sentinelError{"rtrs: the client connects the path again", syscall.ECONNRESET}
 
 	// errNoCredit: the send queue has no room; a completion will make some.
-	errNoCredit error = &sentinel{"rtrs: send queue is full", syscall.EAGAIN}
+	errNoCredit error = &sentinelError{"rtrs: send queue is full", syscall.EAGAIN}
 )
 
 // Errors of the control path, wrapped with a description.
 var (
 	// ErrClosed: the server, session or poller was closed.
-	ErrClosed error = &sentinel{"rtrs: closed", syscall.ESHUTDOWN}
+	ErrClosed error = &sentinelError{"rtrs: closed", syscall.ESHUTDOWN}
 	// ErrProtocol: the peer broke the protocol.
-	ErrProtocol error = &sentinel{"rtrs: protocol error", syscall.ECONNRESET}
+	ErrProtocol error = &sentinelError{"rtrs: protocol error", syscall.ECONNRESET}
 	// ErrHeartbeat: the peer did not answer in time.
-	ErrHeartbeat error = &sentinel{"rtrs: heartbeat expired", syscall.ETIMEDOUT}
+	ErrHeartbeat error = &sentinelError{"rtrs: heartbeat expired", syscall.ETIMEDOUT}
 	// ErrConnLost: a connection of the path ended.
-	ErrConnLost error = &sentinel{"rtrs: connection lost", syscall.ECONNRESET}
+	ErrConnLost error = &sentinelError{"rtrs: connection lost", syscall.ECONNRESET}
 )
 
 // ErrnoOf returns the errno in err's chain as a positive number, 0 for nil and

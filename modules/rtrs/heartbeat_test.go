@@ -10,10 +10,10 @@ import (
 func TestR090_R092_R093_HeartbeatWithKernelTimers(t *testing.T) {
 	timing := KernelTiming()
 	start := firstBeat.Add(1000 * time.Second)
-	var h heartbeat
-	h.start(start, timing.Heartbeat)
+	var h heartbeatTimer
+	h.startBeats(start, timing.Heartbeat)
 	tick := func(second int, heard bool) hbAction {
-		return h.tick(start.Add(time.Duration(second)*time.Second), heard, timing.Heartbeat, timing.HeartbeatMisses)
+		return h.onTick(start.Add(time.Duration(second)*time.Second), heard, timing.Heartbeat, timing.HeartbeatMisses)
 	}
 	expect := func(second int, heard bool, want hbAction) {
 		t.Helper()
@@ -32,13 +32,13 @@ func TestR090_R092_R093_HeartbeatWithKernelTimers(t *testing.T) {
 }
 
 func TestR092_AnyArrivalKeepsThePathAlive(t *testing.T) {
-	var h heartbeat
+	var h heartbeatTimer
 	now := firstBeat
-	h.start(now, time.Second)
+	h.startBeats(now, time.Second)
 	sent := 0
 	for i := range 100 {
 		now = now.Add(time.Second)
-		switch h.tick(now, i%4 == 3, time.Second, 4) {
+		switch h.onTick(now, i%4 == 3, time.Second, 4) {
 		case hbSend:
 			sent++
 		case hbDead:
@@ -54,11 +54,11 @@ func TestR092_AnyArrivalKeepsThePathAlive(t *testing.T) {
 func TestHeartbeatsOfAllPathsAreSentTogether(t *testing.T) {
 	sent := map[time.Duration]int{}
 	for i := range 10 {
-		var h heartbeat
+		var h heartbeatTimer
 		up := firstBeat.Add(time.Duration(i) * 97 * time.Millisecond)
-		h.start(up, time.Second)
+		h.startBeats(up, time.Second)
 		for d := time.Duration(0); d < 5*time.Second; d += 100 * time.Millisecond {
-			if now := firstBeat.Add(d); now.After(up) && h.tick(now, true, time.Second, 4) == hbSend {
+			if now := firstBeat.Add(d); now.After(up) && h.onTick(now, true, time.Second, 4) == hbSend {
 				sent[d]++
 			}
 		}
@@ -78,12 +78,12 @@ func TestR090_R093_HeartbeatThatFollowsThePeers(t *testing.T) {
 	)
 	for _, every := range []time.Duration{interval, interval * 9 / 10, interval * 5} {
 		for _, phase := range []time.Duration{0, 300 * time.Millisecond, 700 * time.Millisecond} {
-			var h heartbeat
+			var h heartbeatTimer
 			up := firstBeat.Add(500 * time.Second)
-			h.start(up, interval)
+			h.startBeats(up, interval)
 			sent, alone, heard, dead := 0, 0, false, false
 			tick := func(now time.Time) {
-				switch h.tick(now, heard, interval, limit) {
+				switch h.onTick(now, heard, interval, limit) {
 				case hbSend:
 					sent++
 				case hbDead:
@@ -103,7 +103,7 @@ func TestR090_R093_HeartbeatThatFollowsThePeers(t *testing.T) {
 				}
 				if end < alive && end == next {
 					heard, next = true, next+every
-					h.follow(now, interval, tick)
+					h.followPeer(now, interval, tick)
 				}
 				heard = heard || h.missed > 0 && end < alive
 			}

@@ -21,7 +21,7 @@ type mailbox struct {
 	closed bool
 }
 
-func (m *mailbox) open(epfd int) error {
+func (m *mailbox) openEvent(epfd int) error {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return err
@@ -35,8 +35,8 @@ func (m *mailbox) open(epfd int) error {
 	return nil
 }
 
-// put adds f and wakes the owner if it sleeps.
-func (m *mailbox) put(f func()) {
+// putFunc adds f and wakes the owner if it sleeps.
+func (m *mailbox) putFunc(f func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -68,14 +68,14 @@ func (m *mailbox) run() int {
 	return len(list)
 }
 
-// arm makes put wake the owner. It returns false if there is a function already.
-func (m *mailbox) arm() bool {
+// armWakeup makes put wake the owner. It returns false if there is a function already.
+func (m *mailbox) armWakeup() bool {
 	m.armed.Store(true)
 	return !m.full.Load()
 }
 
-// disarm ends the effect of arm and drains fd.
-func (m *mailbox) disarm() {
+// disarmWakeup ends the effect of arm and drains fd.
+func (m *mailbox) disarmWakeup() {
 	m.armed.Store(false)
 	if m.kicked.Swap(false) {
 		var b [8]byte

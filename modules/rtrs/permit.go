@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// permits is the set of free buffer ids of a session. A permit is one number
+// permitSet is the set of free buffer ids of a session. A permit is one number
 // with three uses: it names the server's chunk, the client's request and the
 // answer. The set is session-wide, so an id is never in flight twice.
 //
@@ -17,7 +17,7 @@ import (
 //
 // A queue that found nothing marks itself as starved; the next put calls wake
 // for every starved queue.
-type permits struct {
+type permitSet struct {
 	groups []permitGroup
 	shift  uint  // log2 of the ids per group
 	homes  []int // by queue: the group it starts with
@@ -42,13 +42,13 @@ type permitGroup struct {
 
 // newPermits returns a set with the ids 0 to depth-1 free. wake is called on
 // the thread of the put, for queues 0 to queues-1.
-func newPermits(depth, queues int, wake func(queue int)) *permits {
+func newPermits(depth, queues int, wake func(queue int)) *permitSet {
 	ioQueues := max(queues-1, 1)
 	shift := uint(6)
 	for shift > 0 && ioQueues<<shift > depth {
 		shift--
 	}
-	p := &permits{
+	p := &permitSet{
 		groups: make([]permitGroup, (depth+1<<shift-1)>>shift),
 		shift:  shift,
 		homes:  make([]int, queues),
@@ -61,18 +61,18 @@ func newPermits(depth, queues int, wake func(queue int)) *permits {
 		p.homes[q] = (q - 1) * len(p.groups) / ioQueues
 	}
 	for id := range uint32(depth) {
-		p.group(id).free.Or(p.bit(id))
+		p.groupOf(id).free.Or(p.bitOf(id))
 	}
 	return p
 }
 
-func (p *permits) group(id uint32) *permitGroup { return &p.groups[id>>p.shift] }
+func (p *permitSet) groupOf(id uint32) *permitGroup { return &p.groups[id>>p.shift] }
 
-func (p *permits) bit(id uint32) uint64 { return 1 << (id & (1<<p.shift - 1)) }
+func (p *permitSet) bitOf(id uint32) uint64 { return 1 << (id & (1<<p.shift - 1)) }
 
-// take returns the lowest free id of the first group that has one, starting
+// acquire returns the lowest free id of the first group that has one, starting
 // with the queue's own groups. ok is false when every id is in use.
-func (p *permits) take(queue int) (id uint32, ok bool) {
+func (p *permitSet) acquire(queue int) (id uint32, ok bool) {
 	n := len(p.groups)
 	g := p.homes[queue]
 	for range n {
@@ -100,29 +100,29 @@ func (g *permitGroup) takeLowest() int {
 
 // takeOrMark is take, but when nothing is free the queue is marked: wake is
 // called for it after the next put.
-func (p *permits) takeOrMark(queue int) (id uint32, ok bool) {
-	if id, ok = p.take(queue); ok {
+func (p *permitSet) takeOrMark(queue int) (id uint32, ok bool) {
+	if id, ok = p.acquire(queue); ok {
 		return id, true
 	}
 	if p.marks[queue].CompareAndSwap(false, true) {
 		p.starved.Add(1)
 	}
 	// Look again: a put between the first look and the mark saw no mark.
-	if id, ok = p.take(queue); ok && p.marks[queue].CompareAndSwap(true, false) {
+	if id, ok = p.acquire(queue); ok && p.marks[queue].CompareAndSwap(true, false) {
 		p.starved.Add(-1)
 	}
 	return id, ok
 }
 
-// put gives an id back.
-func (p *permits) put(id uint32) {
-	p.group(id).free.Or(p.bit(id))
+// release gives an id back.
+func (p *permitSet) release(id uint32) {
+	p.groupOf(id).free.Or(p.bitOf(id))
 	if p.starved.Load() != 0 {
 		p.wakeStarved()
 	}
 }
 
-func (p *permits) wakeStarved() {
+func (p *permitSet) wakeStarved() {
 	for q := range p.marks {
 		if p.marks[q].CompareAndSwap(true, false) {
 			p.starved.Add(-1)
@@ -132,7 +132,7 @@ func (p *permits) wakeStarved() {
 }
 
 // inUse counts the ids that are taken, a kept back spare included.
-func (p *permits) inUse() int {
+func (p *permitSet) inUse() int {
 	free := 0
 	for i := range p.groups {
 		free += bits.OnesCount64(p.groups[i].free.Load())
@@ -144,10 +144,10 @@ func (p *permits) inUse() int {
 // waits for a fence, the fence itself still needs one. It tops up to an eighth
 // of the queue depth and returns how many there are; a depth of 1 has none. Not
 // for two goroutines at a time.
-func (p *permits) keepSpares() int {
+func (p *permitSet) keepSpares() int {
 	want := min(max(p.depth/8, 1), maxSpares, p.depth-1)
 	for p.kept < want {
-		id, ok := p.take(0)
+		id, ok := p.acquire(0)
 		if !ok {
 			break
 		}
@@ -159,10 +159,10 @@ func (p *permits) keepSpares() int {
 
 // hasSpares reports whether there are spares, in use or not. Not for two
 // goroutines at a time with keepSpares.
-func (p *permits) hasSpares() bool { return p.kept > 0 }
+func (p *permitSet) hasSpares() bool { return p.kept > 0 }
 
 // takeSpare returns a spare id if one is left.
-func (p *permits) takeSpare() (id uint32, ok bool) {
+func (p *permitSet) takeSpare() (id uint32, ok bool) {
 	for i := range p.spares {
 		if v := p.spares[i].Swap(0); v != 0 {
 			return v - 1, true
@@ -172,7 +172,7 @@ func (p *permits) takeSpare() (id uint32, ok bool) {
 }
 
 // putSpare gives a spare id back.
-func (p *permits) putSpare(id uint32) {
+func (p *permitSet) putSpare(id uint32) {
 	for i := range p.spares {
 		if p.spares[i].CompareAndSwap(0, id+1) {
 			return

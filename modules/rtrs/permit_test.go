@@ -16,7 +16,7 @@ func TestR057_PermitsAreQueueDepthDistinctIDs(t *testing.T) {
 				p := newPermits(depth, queues, noWake)
 				seen := make([]bool, depth)
 				for i := range depth {
-					id, ok := p.take(i % queues)
+					id, ok := p.acquire(i % queues)
 					if !ok {
 						t.Fatalf("only %d of %d ids", i, depth)
 					}
@@ -25,14 +25,14 @@ func TestR057_PermitsAreQueueDepthDistinctIDs(t *testing.T) {
 					}
 					seen[id] = true
 				}
-				if id, ok := p.take(0); ok {
+				if id, ok := p.acquire(0); ok {
 					t.Fatalf("id %d beyond the queue depth", id)
 				}
 				if got := p.inUse(); got != depth {
 					t.Fatalf("inUse = %d, want %d", got, depth)
 				}
-				p.put(uint32(depth - 1))
-				if id, ok := p.take(0); !ok || int(id) != depth-1 {
+				p.release(uint32(depth - 1))
+				if id, ok := p.acquire(0); !ok || int(id) != depth-1 {
 					t.Fatalf("take after put = %d, %v", id, ok)
 				}
 			})
@@ -44,7 +44,7 @@ func TestPermits_QueuesStartInTheirOwnGroups(t *testing.T) {
 	p := newPermits(512, 9, noWake)
 	for q := range 8 {
 		for i := range 64 {
-			id, _ := p.take(q + 1)
+			id, _ := p.acquire(q + 1)
 			if want := uint32(q*64 + i); id != want {
 				t.Fatalf("queue %d take %d = id %d, want %d", q+1, i, id, want)
 			}
@@ -55,9 +55,9 @@ func TestPermits_QueuesStartInTheirOwnGroups(t *testing.T) {
 func TestPermits_StealWhenOwnGroupIsDry(t *testing.T) {
 	p := newPermits(128, 3, noWake)
 	for range 64 {
-		p.take(1)
+		p.acquire(1)
 	}
-	if id, ok := p.take(1); !ok || id != 64 {
+	if id, ok := p.acquire(1); !ok || id != 64 {
 		t.Fatalf("take = %d, %v, want the first id of the other queue", id, ok)
 	}
 }
@@ -65,18 +65,18 @@ func TestPermits_StealWhenOwnGroupIsDry(t *testing.T) {
 func TestPermits_StarvedQueueIsWokenByPut(t *testing.T) {
 	var woken []int
 	p := newPermits(2, 3, func(q int) { woken = append(woken, q) })
-	a, _ := p.take(0)
-	b, _ := p.take(0)
+	a, _ := p.acquire(0)
+	b, _ := p.acquire(0)
 	for _, q := range []int{1, 2} {
 		if _, ok := p.takeOrMark(q); ok {
 			t.Fatal("took an id that is in use")
 		}
 	}
-	p.put(a)
+	p.release(a)
 	if fmt.Sprint(woken) != "[1 2]" {
 		t.Fatalf("woken queues = %v, want [1 2]", woken)
 	}
-	p.put(b)
+	p.release(b)
 	if len(woken) != 2 {
 		t.Fatalf("woken again without a mark: %v", woken)
 	}
@@ -92,11 +92,11 @@ func TestPermits_SparesAreKeptForFences(t *testing.T) {
 			t.Errorf("depth %d keeps %d spares when asked again, want %d", depth, got, want)
 		}
 		for i := range depth - want {
-			if _, ok := p.take(0); !ok {
+			if _, ok := p.acquire(0); !ok {
 				t.Fatalf("depth %d: take %d failed", depth, i)
 			}
 		}
-		if _, ok := p.take(0); ok {
+		if _, ok := p.acquire(0); ok {
 			t.Fatalf("depth %d: a spare was given to a request", depth)
 		}
 	}
@@ -154,7 +154,7 @@ func TestR056_PermitIsHeldByOneRequestOnly(t *testing.T) {
 				}
 				for _, id := range held {
 					holder[id].Store(0)
-					p.put(id)
+					p.release(id)
 				}
 			}
 		})

@@ -58,12 +58,12 @@ func ParsePolicy(s string) (Policy, error) {
 // linkSet is a set of indices into a list of links.
 type linkSet [2]uint64
 
-func (s *linkSet) has(i int) bool { return s[i>>6]&(1<<(i&63)) != 0 }
-func (s *linkSet) add(i int)      { s[i>>6] |= 1 << (i & 63) }
+func (s *linkSet) hasLink(i int) bool { return s[i>>6]&(1<<(i&63)) != 0 }
+func (s *linkSet) addLink(i int)      { s[i>>6] |= 1 << (i & 63) }
 
-// pick returns the index of the link that the policy prefers among those not
+// pickLink returns the index of the link that the policy prefers among those not
 // in skip, or -1. last is the path that this queue used last.
-func (p Policy) pick(live []*link, skip *linkSet, last int) int {
+func (p Policy) pickLink(live []*link, skip *linkSet, last int) int {
 	switch p {
 	case RoundRobin:
 		return pickNext(live, skip, last)
@@ -76,7 +76,7 @@ func (p Policy) pick(live []*link, skip *linkSet, last int) int {
 func pickNext(live []*link, skip *linkSet, last int) int {
 	first := -1
 	for i, l := range live {
-		if skip.has(i) {
+		if skip.hasLink(i) {
 			continue
 		}
 		if l.path.id > last {
@@ -92,7 +92,7 @@ func pickNext(live []*link, skip *linkSet, last int) int {
 func pickLeast(live []*link, skip *linkSet, cost func(*link) int64) int {
 	best, least := -1, int64(0)
 	for i, l := range live {
-		if skip.has(i) {
+		if skip.hasLink(i) {
 			continue
 		}
 		if c := cost(l); best < 0 || c < least {

@@ -42,7 +42,7 @@ type Poller struct {
 	asleep bool // Arm was called, and Poll was not called since
 	polls  uint32
 	cpu    uint32 // the owner's CPU when it was last looked up
-	alarms alarms
+	alarms alarmSet
 	clock  func() int64 // see UseClock; nil: its own
 	timed  bool         // time was read in this turn
 	time   int64
@@ -74,11 +74,11 @@ func NewPoller(index int) (*Poller, error) {
 	if p.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("poller %d: epoll: %w", index, err)
 	}
-	if err = p.mail.open(p.epfd); err != nil {
+	if err = p.mail.openEvent(p.epfd); err != nil {
 		_ = unix.Close(p.epfd)
 		return nil, fmt.Errorf("poller %d: mailbox: %w", index, err)
 	}
-	if err = p.alarms.open(p.epfd); err != nil {
+	if err = p.alarms.openTimer(p.epfd); err != nil {
 		p.mail.close()
 		_ = unix.Close(p.epfd)
 		return nil, fmt.Errorf("poller %d: timer: %w", index, err)
@@ -104,7 +104,7 @@ func (p *Poller) Poll() int {
 	}
 	if p.asleep {
 		p.asleep = false
-		p.mail.disarm()
+		p.mail.disarmWakeup()
 	}
 	n += p.mail.run()
 	for _, q := range *p.cqs.Load() {
@@ -144,13 +144,13 @@ func (p *Poller) UseClock(now func() int64) { p.clock = now }
 // before its first completion is processed, those of other connections after the
 // batch.
 func (p *Poller) pollCQ(q *pollerCQ) int {
-	n := q.take(&p.wcs)
+	n := q.pollCQ(&p.wcs)
 	if n == 0 {
 		return 0
 	}
 	conns := *p.conns.Load()
 	for i := range n {
-		p.at[i] = lookup(conns, p.wcs[i].QP)
+		p.at[i] = lookupConn(conns, p.wcs[i].QP)
 		if c := p.at[i]; c != nil && c.prepost {
 			c.noteRecv(&p.wcs[i])
 		}
@@ -161,7 +161,7 @@ func (p *Poller) pollCQ(q *pollerCQ) int {
 				c.flushRecv()
 			}
 			c.found++
-			c.dispatch(&p.wcs[i])
+			c.onCompletion(&p.wcs[i])
 		}
 	}
 	for i := range n {
@@ -174,8 +174,8 @@ func (p *Poller) pollCQ(q *pollerCQ) int {
 	return n
 }
 
-// take takes completions from the queue and returns their number.
-func (q *pollerCQ) take(wcs *[pollBatch]verbs.WC) int {
+// pollCQ takes completions from the queue and returns their number.
+func (q *pollerCQ) pollCQ(wcs *[pollBatch]verbs.WC) int {
 	n := q.Poll(wcs[:q.size])
 	if n < fewPolled {
 		q.size = fewPolled
@@ -185,9 +185,9 @@ func (q *pollerCQ) take(wcs *[pollBatch]verbs.WC) int {
 	return n
 }
 
-// lookup finds a connection by the context of its queue pair: its slot in the
+// lookupConn finds a connection by the context of its queue pair: its slot in the
 // lower half, the generation of the slot in the upper.
-func lookup(conns []atomic.Pointer[conn], ctx uint64) *conn {
+func lookupConn(conns []atomic.Pointer[conn], ctx uint64) *conn {
 	slot := uint32(ctx)
 	if int(slot) >= len(conns) {
 		return nil
@@ -202,7 +202,7 @@ func lookup(conns []atomic.Pointer[conn], ctx uint64) *conn {
 // something to do already: call Poll instead of sleeping. Owner only.
 func (p *Poller) Arm() bool {
 	p.asleep, p.timed = true, false
-	if !p.alarms.arm() || !p.mail.arm() {
+	if !p.alarms.armTimer() || !p.mail.armWakeup() {
 		return false
 	}
 	for _, q := range *p.cqs.Load() {
@@ -220,7 +220,7 @@ func (p *Poller) FD() int { return p.epfd }
 // Do has the owner run f soon, in the order of the calls. f must not block. Do is
 // for the control path. Any goroutine may call it. If the owner has stopped, f is
 // never run.
-func (p *Poller) Do(f func()) { p.mail.put(f) }
+func (p *Poller) Do(f func()) { p.mail.putFunc(f) }
 
 // Call is Do, and waits until f has run or ctx is done. The owner must not call it.
 func (p *Poller) Call(ctx context.Context, f func()) error {
@@ -251,13 +251,13 @@ func (p *Poller) Run(ctx context.Context) {
 		case time.Since(idleSince) < spinTime:
 			runtime.Gosched()
 		case p.Arm():
-			p.sleep()
+			p.sleepOnce()
 			idleSince = time.Now()
 		}
 	}
 }
 
-func (p *Poller) sleep() {
+func (p *Poller) sleepOnce() {
 	var events [1]unix.EpollEvent
 	_, _ = unix.EpollWait(p.epfd, events[:], -1) // EINTR means nothing
 }
@@ -320,14 +320,14 @@ func (p *Poller) addCQ(dev verbs.Device, entries int) (*pollerCQ, error) {
 func (p *Poller) releaseCQ(q *pollerCQ, entries int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q.used -= entries; p.spare(q) {
+	if q.used -= entries; p.isSpare(q) {
 		p.Do(func() { p.closeSpare(q) })
 	}
 }
 
-// spare reports whether q is unused and its device has another queue. mu is
+// isSpare reports whether q is unused and its device has another queue. mu is
 // held.
-func (p *Poller) spare(q *pollerCQ) bool {
+func (p *Poller) isSpare(q *pollerCQ) bool {
 	return q.used == 0 && slices.ContainsFunc(*p.cqs.Load(), func(o *pollerCQ) bool { return o != q && o.dev == q.dev })
 }
 
@@ -336,7 +336,7 @@ func (p *Poller) spare(q *pollerCQ) bool {
 func (p *Poller) closeSpare(q *pollerCQ) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || !p.spare(q) || q.Close() != nil {
+	if p.closed || !p.isSpare(q) || q.Close() != nil {
 		return // the queue is used again, or closed with p
 	}
 	cqs := slices.DeleteFunc(slices.Clone(*p.cqs.Load()), func(o *pollerCQ) bool { return o == q })

@@ -104,15 +104,15 @@ func TestPoller_SlotsAreReusedWithANewGeneration(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if seen[c.ctx] || lookup(*p.conns.Load(), c.ctx) != c {
+			if seen[c.ctx] || lookupConn(*p.conns.Load(), c.ctx) != c {
 				t.Fatalf("context %#x", c.ctx)
 			}
 			seen[c.ctx] = true
 			conns = append(conns, c)
 		}
 		for _, c := range conns {
-			c.destroy()
-			if lookup(*p.conns.Load(), c.ctx) != nil {
+			c.destroyQP()
+			if lookupConn(*p.conns.Load(), c.ctx) != nil {
 				t.Fatalf("context %#x still names a connection", c.ctx)
 			}
 		}
@@ -270,7 +270,7 @@ func TestConn_SelectiveSignalling(t *testing.T) {
 		signals, posts := 0, 0
 		for range 1000 {
 			chain := make([]verbs.SendWR, size.chain)
-			if err := c.post(chain); err == nil {
+			if err := c.postChain(chain); err == nil {
 				posts++
 				continue
 			} else if err != errNoCredit {
@@ -281,7 +281,7 @@ func TestConn_SelectiveSignalling(t *testing.T) {
 				if wr.Signaled {
 					signals++
 					last = i
-					c.dispatch(&verbs.WC{ID: wr.ID, Op: wr.Op})
+					c.onCompletion(&verbs.WC{ID: wr.ID, Op: wr.Op})
 				}
 			}
 			if last < 0 {
@@ -327,7 +327,7 @@ func TestPollerCQ_TakesFewFirst(t *testing.T) {
 			cq.left = c.there
 			var got []int
 			for {
-				n := q.take(new([pollBatch]verbs.WC))
+				n := q.pollCQ(new([pollBatch]verbs.WC))
 				if n == 0 {
 					break
 				}

@@ -29,7 +29,7 @@ const refusalGrace = time.Second
 
 // srvProofs is what a path needs for a challenge.
 type srvProofs struct {
-	bound binding // guarded by the server's accepting until the path is complete
+	bound challengeBinding // guarded by the server's accepting until the path is complete
 
 	key          uint32 // of the buffers
 	hello, proof []byte // receive buffers
@@ -45,36 +45,36 @@ type srvProofs struct {
 
 // newSrvProofs returns nil if the client of req is not challenged.
 func newSrvProofs(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) *srvProofs {
-	if !challenged(mode, req, f) {
+	if !needsChallenge(mode, req, f) {
 		return nil
 	}
 	return &srvProofs{
-		bound: binding{requests: make([][]byte, f.CIDNum)},
+		bound: challengeBinding{requests: make([][]byte, f.CIDNum)},
 		got:   make(chan int, 1),
 		done:  make(chan struct{}),
 	}
 }
 
-// challenged reports whether a client must prove its identity before its
+// needsChallenge reports whether a client must prove its identity before its
 // INFO_REQ. TLS has done more.
-func challenged(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) bool {
+func needsChallenge(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) bool {
 	return mode != AuthOff && f.Features&rtrswire.FeatureProof != 0 && verbs.SecurityOf(req).Peer == ""
 }
 
 // errNoProof refuses a client that cannot prove its identity.
-var errNoProof error = &sentinel{"the client proves no identity, and this listener requires that: " +
+var errNoProof error = &sentinelError{"the client proves no identity, and this listener requires that: " +
 	"give a client of this project --auth require and its keys, and the client of a Linux kernel a listener with auth=off and a rule for its address", syscall.EACCES}
 
 // mustProve returns an error if the listener refuses the client for that.
 func mustProve(mode AuthMode, req verbs.ConnRequest, f *rtrswire.ConnReqFields) error {
-	if mode == AuthRequire && verbs.SecurityOf(req).Peer == "" && !challenged(mode, req, f) {
+	if mode == AuthRequire && verbs.SecurityOf(req).Peer == "" && !needsChallenge(mode, req, f) {
 		return errNoProof
 	}
 	return nil
 }
 
-// register makes the message buffers.
-func (s *srvProofs) register(p *srvPath) error {
+// makeBuffers makes the message buffers.
+func (s *srvProofs) makeBuffers(p *srvPath) error {
 	mem := make([]byte, rtrswire.HelloLen+2*rtrswire.MaxEvidenceLen)
 	mr, err := p.regMR(mem, 0)
 	if err != nil {
@@ -86,17 +86,17 @@ func (s *srvProofs) register(p *srvPath) error {
 	return nil
 }
 
-// recvs are the receives that come before that of the INFO_REQ.
-func (s *srvProofs) recvs() []verbs.RecvWR {
+// proofRecvs are the receives that come before that of the INFO_REQ.
+func (s *srvProofs) proofRecvs() []verbs.RecvWR {
 	if s == nil {
 		return nil
 	}
 	return []verbs.RecvWR{{ID: helloRecv, Buf: s.hello, LKey: s.key}, {ID: proofRecv, Buf: s.proof, LKey: s.key}}
 }
 
-// note keeps the private data of connection cid and its answer. The caller holds
+// keepPrivateData keeps the private data of connection cid and its answer. The caller holds
 // accepting.
-func (s *srvProofs) note(cid int, request, response []byte) {
+func (s *srvProofs) keepPrivateData(cid int, request, response []byte) {
 	if s == nil {
 		return
 	}
@@ -112,14 +112,14 @@ func (s *srvProofs) endOf(cause error) error {
 	case s == nil:
 	case s.refusal.Load() != nil:
 		return *s.refusal.Load()
-	case s.asked.Load() && !s.proved() && errors.Is(cause, ErrConnLost):
+	case s.asked.Load() && !s.hasProof() && errors.Is(cause, ErrConnLost):
 		return fmt.Errorf("%w during the challenge: the client may not accept the identity of this server; its log has the reason", cause)
 	}
 	return cause
 }
 
-// proved reports whether the client has proved its identity.
-func (s *srvProofs) proved() bool {
+// hasProof reports whether the client has proved its identity.
+func (s *srvProofs) hasProof() bool {
 	select {
 	case <-s.done:
 		return true
@@ -144,7 +144,7 @@ func (p *srvPath) onSetup(recv uint64, n int) {
 // on a goroutine of its own.
 func (p *srvPath) onHello(n int) {
 	hello := bytes.Clone(p.proofs.hello[:n])
-	err := p.challenge(hello)
+	err := p.challengeClient(hello)
 	if err != nil && (p.goesOn() || p.proofs.asked.Load() && errors.Is(err, ErrConnLost)) {
 		p.sess.srv.tellRefusal(p.refusalOf(hello, err))
 	}
@@ -153,13 +153,13 @@ func (p *srvPath) onHello(n int) {
 	case errors.Is(err, ErrProtocol):
 		p.close(err)
 	default:
-		p.refuse(err)
+		p.refuseClient(err)
 	}
 }
 
-// challenge proves the identity of the server, and has the client prove its own.
-func (p *srvPath) challenge(hello []byte) error {
-	if err := p.complete("HELLO"); err != nil {
+// challengeClient proves the identity of the server, and has the client prove its own.
+func (p *srvPath) challengeClient(hello []byte) error {
+	if err := p.checkComplete("HELLO"); err != nil {
 		return err
 	}
 	s := p.proofs
@@ -176,7 +176,7 @@ func (p *srvPath) challenge(hello []byte) error {
 	}
 	select {
 	case n := <-s.got:
-		client, err := x.verify(bytes.Clone(s.proof[:n]))
+		client, err := x.verifyProof(bytes.Clone(s.proof[:n]))
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func (c *srvConn) postSetup(m []byte) error {
 	s := c.path.proofs
 	c.rkey[0] = verbs.SGE{Buf: s.out[:copy(s.out, m)], LKey: s.key}
 	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
-	return c.post(c.chain[:1])
+	return c.postChain(c.chain[:1])
 }
 
 // tellRefusal tells the handler of a client that is refused.
@@ -215,7 +215,7 @@ func (p *srvPath) refusalOf(hello rtrswire.Hello, err error) Refusal {
 			r.Claimed = cmp.Or(p.proofs.claimed, fmt.Sprintf("key %x", f.KeyID))
 		}
 	}
-	if claim, ok := errors.AsType[claimed](err); ok {
+	if claim, ok := errors.AsType[claimedError](err); ok {
 		r.Claimed = claim.identity
 	}
 	if u, ok := errors.AsType[verbs.Unproved](err); ok {
@@ -224,16 +224,16 @@ func (p *srvPath) refusalOf(hello rtrswire.Hello, err error) Refusal {
 	return r
 }
 
-// claimed is an error about a client that has proved to be identity.
-type claimed struct {
+// claimedError is an error about a client that has proved to be identity.
+type claimedError struct {
 	identity string
 	error
 }
 
-func (e claimed) Unwrap() error { return e.error }
+func (e claimedError) Unwrap() error { return e.error }
 
-// refuse closes the path after the client was told of it.
-func (p *srvPath) refuse(err error) {
+// refuseClient closes the path after the client was told of it.
+func (p *srvPath) refuseClient(err error) {
 	if !p.goesOn() {
 		return
 	}
@@ -288,7 +288,7 @@ func (s *SrvSession) takeIdentity(p *srvPath, client verbs.Security) error {
 func (s *SrvSession) belongsTo(identity string) error {
 	for _, p := range s.paths {
 		if p.known && p.security.Peer != identity {
-			return claimed{identity, fmt.Errorf("the session belongs to another identity than %q: %w", identity, syscall.EACCES)}
+			return claimedError{identity, fmt.Errorf("the session belongs to another identity than %q: %w", identity, syscall.EACCES)}
 		}
 	}
 	return nil

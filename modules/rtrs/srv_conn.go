@@ -57,9 +57,9 @@ func newSrvConn(p *srvPath, cid int) (*srvConn, error) {
 	if cid != 0 {
 		return c, nil
 	}
-	recvs := append(p.proofs.recvs(), verbs.RecvWR{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key})
+	recvs := append(p.proofs.proofRecvs(), verbs.RecvWR{ID: infoReqRecv, Buf: p.ctl.infoReq, LKey: p.ctl.key})
 	if _, err := c.qp.PostRecv(recvs); err != nil {
-		c.destroy()
+		c.destroyQP()
 		return nil, err
 	}
 	return c, nil
@@ -87,7 +87,7 @@ func (c *srvConn) postAllRecvs() error {
 func (c *srvConn) postInfoRsp() error {
 	c.rkey[0] = verbs.SGE{Buf: c.path.ctl.infoRsp, LKey: c.path.ctl.key}
 	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
-	return c.post(c.chain[:1])
+	return c.postChain(c.chain[:1])
 }
 
 // connRecv handles the completion of a receive. The first one of connection 0 is
@@ -113,7 +113,7 @@ func (c *srvConn) onImm(imm rtrswire.Imm) {
 		if imm.Type() == rtrswire.ImmHeartbeat {
 			c.path.followBeat(time.Now())
 		}
-	case imm.Type() == rtrswire.ImmHeartbeat: // see link.watch
+	case imm.Type() == rtrswire.ImmHeartbeat: // see link.watchConn
 		c.postImm(rtrswire.HeartbeatAckImm)
 	}
 }
@@ -125,7 +125,7 @@ func (c *srvConn) connFailed(err error) { c.path.close(err) }
 // connection ends when the consumer has answered the rest.
 func (c *srvConn) connDown() {
 	if c.cid == 0 {
-		c.poller.alarms.put(&c.path.hb.alarm, time.Time{})
+		c.poller.alarms.setAlarm(&c.path.hb.alarm, time.Time{})
 	}
 	c.path.close(ErrConnLost)
 	if c.inflight == 0 {
@@ -133,11 +133,11 @@ func (c *srvConn) connDown() {
 		return
 	}
 	for c.head != nil {
-		c.popWaiting().drop()
+		c.popWaiting().dropAnswer()
 	}
 	for len(c.parked) > 0 {
 		op, cancel := c.parked[0], c.parked[0].cancel
-		c.unpark(op)
+		c.resumeOp(op)
 		cancel(op)
 	}
 }

@@ -19,7 +19,7 @@ func (p *srvPath) mayJoin(mode AuthMode, req verbs.ConnRequest, f *rtrswire.Conn
 	switch {
 	case p.State() != SrvPathConnecting:
 		return protocolErrorf("path %d is %s", p.id, p.State())
-	case mode != p.auth || challenged(mode, req, f) != (p.proofs != nil):
+	case mode != p.auth || needsChallenge(mode, req, f) != (p.proofs != nil):
 		return protocolErrorf("path %d has connections with a challenge and without", p.id)
 	case int(f.CIDNum) != len(p.conns):
 		return protocolErrorf("path %d has %d connections, not %d", p.id, len(p.conns), f.CIDNum)
@@ -33,7 +33,7 @@ func (p *srvPath) mayJoin(mode AuthMode, req verbs.ConnRequest, f *rtrswire.Conn
 // attempt only without the connections of the path. p goes on until the successor
 // has proved itself, since anybody may send f.
 func (p *srvPath) isSucceededBy(f *rtrswire.ConnReqFields) bool {
-	return p.connected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0
+	return p.isConnected() && f.CID == 0 && int16(f.ReconCnt-p.reconCnt) > 0
 }
 
 // endPredecessor ends the path that p succeeds, and waits for its end. p counts
@@ -71,12 +71,12 @@ func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
 	p.filled++
 	p.live.Add(1)
 	var rsp [rtrswire.ConnRspLen]byte
-	p.answer(rsp[:])
-	p.proofs.note(cid, req.Private(), rsp[:])
+	p.answerConnects(rsp[:])
+	p.proofs.keepPrivateData(cid, req.Private(), rsp[:])
 	if err := req.Accept(c.qp, rsp[:]); err != nil {
 		p.conns[cid] = nil
 		p.live.Done()
-		p.destroy(c)
+		p.destroyConn(c)
 		p.close(fmt.Errorf("accept connection %d: %w", cid, err))
 	}
 	return nil
@@ -85,24 +85,24 @@ func (p *srvPath) addConn(req verbs.ConnRequest, cid int) error {
 // newConn makes a connection, if the client may have one more.
 func (p *srvPath) newConn(cid int) (*srvConn, error) {
 	a := &p.sess.srv.accounts
-	if err := a.takeConn(payer(p.client)); err != nil {
+	if err := a.takeConn(accountedAddr(p.client)); err != nil {
 		return nil, err
 	}
 	c, err := newSrvConn(p, cid)
 	if err != nil {
-		a.drop(payer(p.client), account{conns: 1})
+		a.discharge(accountedAddr(p.client), resourceAccount{conns: 1})
 	}
 	return c, err
 }
 
-// destroy frees a connection of newConn.
-func (p *srvPath) destroy(c *srvConn) {
-	c.destroy()
-	p.sess.srv.accounts.drop(payer(p.client), account{conns: 1})
+// destroyConn frees a connection of newConn.
+func (p *srvPath) destroyConn(c *srvConn) {
+	c.destroyQP()
+	p.sess.srv.accounts.discharge(accountedAddr(p.client), resourceAccount{conns: 1})
 }
 
-// answer writes the answer to every connection request of p.
-func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
+// answerConnects writes the answer to every connection request of p.
+func (p *srvPath) answerConnects(rsp rtrswire.ConnRsp) {
 	cfg := &p.sess.srv.cfg
 	f := rtrswire.ConnRspFields{
 		QueueDepth: uint16(cfg.QueueDepth),
@@ -123,18 +123,18 @@ func (p *srvPath) answer(rsp rtrswire.ConnRsp) {
 
 // onInfoReq serves the INFO_REQ of n bytes. It runs on a goroutine of its own.
 func (p *srvPath) onInfoReq(n int) {
-	if err := p.establish(p.ctl.infoReq[:n]); err != nil {
+	if err := p.onInfoRequest(p.ctl.infoReq[:n]); err != nil {
 		p.close(err)
 	}
 }
 
-// establish checks the INFO_REQ and connects the path: receives on every
+// onInfoRequest checks the INFO_REQ and connects the path: receives on every
 // connection, session up, INFO_RSP.
-func (p *srvPath) establish(m rtrswire.InfoReq) error {
+func (p *srvPath) onInfoRequest(m rtrswire.InfoReq) error {
 	if err := m.Check(); err != nil {
 		return protocolErrorf("%v", err)
 	}
-	if err := p.complete("INFO_REQ"); err != nil {
+	if err := p.checkComplete("INFO_REQ"); err != nil {
 		return err
 	}
 	if err := p.awaitProof(m.Name()); err != nil {
@@ -173,8 +173,8 @@ func (p *srvPath) onOwner(c *srvConn, f func() error) error {
 	return c.onOwner(ctx, f)
 }
 
-// complete returns an error unless all connections are there when message comes.
-func (p *srvPath) complete(message string) error {
+// checkComplete returns an error unless all connections are there when message comes.
+func (p *srvPath) checkComplete(message string) error {
 	p.sess.srv.accepting.Lock()
 	defer p.sess.srv.accepting.Unlock()
 	if p.State() != SrvPathConnecting || p.filled != len(p.conns) {

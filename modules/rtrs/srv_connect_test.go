@@ -412,7 +412,7 @@ func TestServerConfigIsChecked(t *testing.T) {
 		cfg.Pollers, cfg.Handler = []*Poller{nil}, &testHandler{}
 		cfg.Alloc = func(int) (Memory, error) { return nil, nil }
 		c.edit(&cfg)
-		if err := cfg.check(); (err == nil) != c.ok {
+		if err := cfg.checkValues(); (err == nil) != c.ok {
 			t.Errorf("%s: %v, want ok %v", c.name, err, c.ok)
 		}
 	}

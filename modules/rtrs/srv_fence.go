@@ -15,23 +15,23 @@ import (
 // those are retired: the client may send them again, and must not use their
 // chunks for anything else. See docs/extend/protocol/rtrs.md.
 
-// fence serves op, a FENCE. Owner of c.
-func (c *srvConn) fence(op *Op) {
+// onFence serves op, a FENCE. Owner of c.
+func (c *srvConn) onFence(op *Op) {
 	if op.req.UsrLen != rtrswire.FenceUsrLen || op.dataLen != 0 {
 		op.Respond(int(syscall.EINVAL))
 		return
 	}
 	uuid := rtrswire.UUID(op.User())
 	go func() {
-		errno := c.path.fence(uuid)
+		errno := c.path.fencePath(uuid)
 		c.poller.Do(func() { op.Respond(errno) })
 	}()
 }
 
-// fence returns when the path named uuid of p's session is gone, or p itself is
+// fencePath returns when the path named uuid of p's session is gone, or p itself is
 // about to go, with the errno of the answer. A path that names itself was made
 // again after its earlier life had ended: nothing is left to wait for.
-func (p *srvPath) fence(uuid rtrswire.UUID) (errno int) {
+func (p *srvPath) fencePath(uuid rtrswire.UUID) (errno int) {
 	s := p.sess
 	s.srv.mu.Lock()
 	newest := s.pathByUUID(uuid)

@@ -115,7 +115,7 @@ func (op *Op) User() []byte { return op.user[:op.req.UsrLen] }
 // onRequest starts the request that imm announces.
 func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	p := c.path
-	if !p.connected() {
+	if !p.isConnected() {
 		return
 	}
 	chunk, off := imm.IOReq(c.shift)
@@ -129,13 +129,13 @@ func (c *srvConn) onRequest(imm rtrswire.Imm) {
 	}
 	op.conn = c
 	c.inflight++
-	if err := op.load(off); err != nil {
+	if err := op.loadRequest(off); err != nil {
 		c.stats.started.Add(1)
 		p.close(protocolErrorf("request in chunk %d at offset %d: %v", chunk, off, err))
-		op.drop()
+		op.dropAnswer()
 		return
 	}
-	c.count(op, off)
+	c.countRequest(op, off)
 	op.stage = opSubmitting
 	if p.newRkey && c.mustWait(op) {
 		return
@@ -159,20 +159,20 @@ func (c *srvConn) claim(op *Op, imm rtrswire.Imm) bool {
 			c.path.close(protocolErrorf("second request for chunk %d before the answer to the first", op.chunk))
 			return false
 		}
-		if !c.hold(op, imm) {
+		if !c.awaitChunk(op, imm) {
 			return false
 		}
 	}
 }
 
-// hold makes the request wait until the other path gives the chunk back. It returns
+// awaitChunk makes the request wait until the other path gives the chunk back. It returns
 // true if the chunk is free already: the caller claims it again. It may allocate,
 // because it is needed after a failover only.
-func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
+func (c *srvConn) awaitChunk(op *Op, imm rtrswire.Imm) (free bool) {
 	h := &heldReq{c, imm}
 	for {
 		old := op.held.Load()
-		if old != nil && old.conn.path.connected() {
+		if old != nil && old.conn.path.isConnected() {
 			c.path.close(protocolErrorf("third request for chunk %d before the answer to the first", op.chunk))
 			return false
 		}
@@ -184,9 +184,9 @@ func (c *srvConn) hold(op *Op, imm rtrswire.Imm) (free bool) {
 	}
 }
 
-// free gives the chunk back and starts the request that waits for it. op may
+// freeChunk gives the chunk back and starts the request that waits for it. op may
 // belong to another path from then on.
-func (op *Op) free() {
+func (op *Op) freeChunk() {
 	// A chunk may not be used again for long. Its op must not keep a path that has
 	// ended in memory.
 	op.conn = nil
@@ -201,13 +201,13 @@ func (op *Op) free() {
 
 // Errors of load.
 var (
-	errUsrLen  error = &sentinel{"user message is longer than what precedes the header, or than headers may be", 0}
-	errDescLen error = &sentinel{"length of the descriptor is 0 or more than a chunk", 0}
+	errUsrLen  error = &sentinelError{"user message is longer than what precedes the header, or than headers may be", 0}
+	errDescLen error = &sentinelError{"length of the descriptor is 0 or more than a chunk", 0}
 )
 
-// load copies header and user message out of the chunk and checks the copies. The
+// loadRequest copies header and user message out of the chunk and checks the copies. The
 // client may still change the originals.
-func (op *Op) load(off int) (err error) {
+func (op *Op) loadRequest(off int) (err error) {
 	var hdr [rtrswire.MaxReqHdrLen]byte
 	n := copy(hdr[:], op.mem[off:])
 	if op.req, err = rtrswire.ParseRequest(hdr[:n]); err != nil {
@@ -228,20 +228,20 @@ func (op *Op) load(off int) (err error) {
 	return nil
 }
 
-// count counts a request. Its header is n bytes from the start of the chunk,
+// countRequest counts a request. Its header is n bytes from the start of the chunk,
 // behind data and user message.
-func (c *srvConn) count(op *Op, n int) {
+func (c *srvConn) countRequest(op *Op, n int) {
 	if op.req.Type == rtrswire.MsgFence {
 		c.stats.started.Add(1)
 		return
 	}
-	c.stats.begin(op.req.Type == rtrswire.MsgRead, n)
+	c.stats.countRequest(op.req.Type == rtrswire.MsgRead, n)
 }
 
 // mustWait reports whether the send queue has no room for op now. If so, op is put
 // into the list of those that wait, and connCredit goes on with it.
 func (c *srvConn) mustWait(op *Op) bool {
-	if c.head == nil && c.room() >= opRoom {
+	if c.head == nil && c.sendRoom() >= opRoom {
 		return false
 	}
 	op.next = nil
@@ -256,12 +256,12 @@ func (c *srvConn) mustWait(op *Op) bool {
 
 // connCredit goes on with the ops that wait, as far as there is room.
 func (c *srvConn) connCredit() {
-	for c.head != nil && c.room() >= opRoom {
+	for c.head != nil && c.sendRoom() >= opRoom {
 		op := c.popWaiting()
 		if op.stage == opSubmitting {
 			c.submit(op)
 		} else {
-			c.answer(op)
+			c.postAnswer(op)
 		}
 	}
 }
@@ -279,15 +279,15 @@ func (c *srvConn) submit(op *Op) {
 	p := c.path
 	if p.newRkey {
 		c.filled = 0
-		c.next(verbs.OpLocalInv).RKey = p.rkeys[op.chunk]
-		if err := c.post(c.chain[:1]); err != nil {
+		c.nextRequest(verbs.OpLocalInv).RKey = p.rkeys[op.chunk]
+		if err := c.postChain(c.chain[:1]); err != nil {
 			p.close(err)
-			op.drop()
+			op.dropAnswer()
 			return
 		}
 	}
 	if op.req.Type == rtrswire.MsgFence {
-		c.fence(op)
+		c.onFence(op)
 		return
 	}
 	c.handler.Request(op)
@@ -308,8 +308,8 @@ func (op *Op) Park(cancel func(*Op)) {
 	c.stats.finished.Add(1)
 }
 
-// unpark makes op a request under way again.
-func (c *srvConn) unpark(op *Op) {
+// resumeOp makes op a request under way again.
+func (c *srvConn) resumeOp(op *Op) {
 	c.parked = slices.DeleteFunc(c.parked, func(o *Op) bool { return o == op })
 	op.cancel = nil
 	c.stats.started.Add(1)
@@ -320,63 +320,63 @@ func (c *srvConn) unpark(op *Op) {
 func (op *Op) Respond(errno int) {
 	c := op.conn
 	if op.retired {
-		op.unretire()
+		op.endRetired()
 		return
 	}
 	if op.cancel != nil {
-		c.unpark(op)
+		c.resumeOp(op)
 	}
 	op.errno, op.stage = errno, opAnswering
-	if c.down || !c.path.connected() {
-		op.drop()
+	if c.down || !c.path.isConnected() {
+		op.dropAnswer()
 		return
 	}
 	if !c.mustWait(op) {
-		c.answer(op)
+		c.postAnswer(op)
 	}
 }
 
-// answer posts the answer to op. It frees the chunk first, because the client may
+// postAnswer posts the answer to op. It frees the chunk first, because the client may
 // use the chunk again as soon as it has the answer, on any connection.
-func (c *srvConn) answer(op *Op) {
-	if !c.path.connected() {
-		op.drop()
+func (c *srvConn) postAnswer(op *Op) {
+	if !c.path.isConnected() {
+		op.dropAnswer()
 		return
 	}
-	n := c.fill(op)
-	op.free()
-	err := c.post(c.chain[:n])
-	c.finish()
+	n := c.fillChain(op)
+	op.freeChunk()
+	err := c.postChain(c.chain[:n])
+	c.endOp()
 	if err != nil {
 		c.path.close(err)
 	}
 }
 
-// fill writes the chain for op and returns its length.
-func (c *srvConn) fill(op *Op) int {
+// fillChain writes the chain for op and returns its length.
+func (c *srvConn) fillChain(op *Op) int {
 	p := c.path
 	c.filled = 0
 	if op.req.HasDesc && op.errno == 0 {
 		d := &op.req.Desc
 		c.data[0].Buf, c.data[0].LKey = op.mem[:d.Len:d.Len], p.localKey
-		wr := c.next(verbs.OpWrite)
+		wr := c.nextRequest(verbs.OpWrite)
 		wr.SGEs, wr.RemoteAddr, wr.RKey = c.data[:], d.Addr, d.Key
 	}
 	if p.newRkey {
 		p.rkeys[op.chunk] = verbs.NextKey(p.rkeys[op.chunk])
-		c.next(verbs.OpRegMR).RKey = p.rkeys[op.chunk]
+		c.nextRequest(verbs.OpRegMR).RKey = p.rkeys[op.chunk]
 	}
 	inv := op.req.NeedInval && p.canInv
 	if inv {
-		c.next(verbs.OpSendInv).RKey = op.req.Desc.Key
+		c.nextRequest(verbs.OpSendInv).RKey = op.req.Desc.Key
 	}
-	c.final(op, rtrswire.IORspImm(inv, op.errno, op.chunk))
+	c.appendFinal(op, rtrswire.IORspImm(inv, op.errno, op.chunk))
 	return c.filled
 }
 
-// next returns the next work request of the chain, empty but for its opcode. It is
+// nextRequest returns the next work request of the chain, empty but for its opcode. It is
 // filled in field by field: a literal is put together elsewhere and copied.
-func (c *srvConn) next(code verbs.Opcode) *verbs.SendWR {
+func (c *srvConn) nextRequest(code verbs.Opcode) *verbs.SendWR {
 	wr := &c.chain[c.filled]
 	c.filled++
 	*wr = verbs.SendWR{}
@@ -384,30 +384,30 @@ func (c *srvConn) next(code verbs.Opcode) *verbs.SendWR {
 	return wr
 }
 
-// final writes the last work request of an answer. It carries the immediate, and
+// appendFinal writes the last work request of an answer. It carries the immediate, and
 // with changing keys the chunk's next key.
-func (c *srvConn) final(op *Op, imm rtrswire.Imm) {
+func (c *srvConn) appendFinal(op *Op, imm rtrswire.Imm) {
 	p := c.path
 	if !p.newRkey {
-		c.next(verbs.OpWriteImm).Imm = uint32(imm)
+		c.nextRequest(verbs.OpWriteImm).Imm = uint32(imm)
 		return
 	}
 	m := p.ctl.rkeyRsp[op.chunk*rtrswire.RkeyRspLen:][:rtrswire.RkeyRspLen:rtrswire.RkeyRspLen]
 	rtrswire.RkeyRsp(m).Put(op.chunk, p.rkeys[op.chunk])
 	c.rkey[0].Buf, c.rkey[0].LKey = m, p.ctl.key
-	wr := c.next(verbs.OpSendImm)
+	wr := c.nextRequest(verbs.OpSendImm)
 	wr.Imm, wr.SGEs = uint32(imm), c.rkey[:]
 }
 
-// drop finishes op without an answer: its path is closing.
-func (op *Op) drop() {
+// dropAnswer finishes op without an answer: its path is closing.
+func (op *Op) dropAnswer() {
 	c := op.conn
-	op.free()
-	c.finish()
+	op.freeChunk()
+	c.endOp()
 }
 
-// finish takes one op off the connection.
-func (c *srvConn) finish() {
+// endOp takes one op off the connection.
+func (c *srvConn) endOp() {
 	c.stats.finished.Add(1)
 	if c.inflight--; c.inflight == 0 && c.down {
 		c.path.live.Done()

@@ -38,8 +38,8 @@ import (
 // is closed and ends the session; the client gets a new session with memory
 // of its own.
 
-// join is a path that waits for the chunks of its session.
-type join struct {
+// pathJoin is a path that waits for the chunks of its session.
+type pathJoin struct {
 	path  *srvPath
 	asked map[*srvPath]bool
 
@@ -49,10 +49,10 @@ type join struct {
 
 // awaitChunks returns nil when p may be connected.
 func (s *SrvSession) awaitChunks(p *srvPath) error {
-	j := &join{path: p, asked: map[*srvPath]bool{}}
+	j := &pathJoin{path: p, asked: map[*srvPath]bool{}}
 	for {
-		changed := s.changed.next()
-		if done, err := j.look(); done || err != nil {
+		changed := s.changed.nextRing()
+		if done, err := j.mayJoin(); done || err != nil {
 			return err
 		}
 		select {
@@ -63,17 +63,17 @@ func (s *SrvSession) awaitChunks(p *srvPath) error {
 	}
 }
 
-// look reports whether the path may be connected now.
-func (j *join) look() (done bool, err error) {
+// mayJoin reports whether the path may be connected now.
+func (j *pathJoin) mayJoin() (done bool, err error) {
 	s := j.path.sess
-	if s.idle() || j.vouchedFor() {
+	if s.allIdle() || j.vouchedFor() {
 		return true, nil
 	}
 	others := s.connectedPaths()
 	for _, w := range others {
 		if !j.asked[w] {
 			j.asked[w] = true
-			j.ask(w)
+			j.askForBeat(w)
 		}
 	}
 	if n := s.Retired(); n > 0 && len(others) == 0 {
@@ -82,33 +82,33 @@ func (j *join) look() (done bool, err error) {
 	return false, nil
 }
 
-// ask sends a heartbeat on w. Its answer vouches for the path. A client that has
+// askForBeat sends a heartbeat on w. Its answer vouches for the path. A client that has
 // lost w without the server's notice does not answer, and w ends soon.
-func (j *join) ask(w *srvPath) {
+func (j *pathJoin) askForBeat(w *srvPath) {
 	c := w.conns[0]
 	c.poller.Do(func() {
 		if c.down {
 			return
 		}
-		w.probe(time.Now())
-		w.hb.ask(c.conn, func() {
+		w.probePeer(time.Now())
+		w.hb.askPeer(c.conn, func() {
 			j.mu.Lock()
 			j.vouched = append(j.vouched, w)
 			j.mu.Unlock()
-			w.sess.changed.ring()
+			w.sess.changed.ringAll()
 		})
 	})
 }
 
 // vouchedFor reports whether a path that has vouched is still connected.
-func (j *join) vouchedFor() bool {
+func (j *pathJoin) vouchedFor() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return slices.ContainsFunc(j.vouched, (*srvPath).connected)
+	return slices.ContainsFunc(j.vouched, (*srvPath).isConnected)
 }
 
-// idle reports whether no operation runs in any chunk.
-func (s *SrvSession) idle() bool {
+// allIdle reports whether no operation runs in any chunk.
+func (s *SrvSession) allIdle() bool {
 	for i := range s.ops {
 		if s.ops[i].owner.Load() != 0 {
 			return false
@@ -121,17 +121,17 @@ func (s *SrvSession) idle() bool {
 func (s *SrvSession) connectedPaths() []*srvPath {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.paths), func(p *srvPath) bool { return !p.connected() })
+	return slices.DeleteFunc(slices.Clone(s.paths), func(p *srvPath) bool { return !p.isConnected() })
 }
 
-// bell wakes all callers that wait for the next change.
-type bell struct {
+// changeBell wakes all callers that wait for the next change.
+type changeBell struct {
 	mu sync.Mutex
 	ch chan struct{} // nil: no caller waits
 }
 
-// next is closed by the next ring.
-func (b *bell) next() <-chan struct{} {
+// nextRing is closed by the next ring.
+func (b *changeBell) nextRing() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ch == nil {
@@ -140,7 +140,7 @@ func (b *bell) next() <-chan struct{} {
 	return b.ch
 }
 
-func (b *bell) ring() {
+func (b *changeBell) ringAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ch != nil {

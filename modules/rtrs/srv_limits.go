@@ -46,7 +46,7 @@ func DefaultLimits() Limits {
 	}
 }
 
-func (l *Limits) check() error {
+func (l *Limits) checkValues() error {
 	for _, n := range []int64{int64(l.Sessions), int64(l.SessionsPerAddr), int64(l.Connections), int64(l.ConnectionsPerAddr),
 		l.ChunkMemory, l.ChunkMemoryPerAddr, int64(l.Unfinished), int64(l.UnfinishedPerAddr)} {
 		if n < 0 {
@@ -72,30 +72,30 @@ type Usage struct {
 	TimedOut           uint64 // paths that were not connected in time
 }
 
-// account counts the resources held by all clients or by one address.
-type account struct {
+// resourceAccount counts the resources held by all clients or by one address.
+type resourceAccount struct {
 	sessions, conns int
 	memory          int64
 }
 
-// accounts enforce Limits.
-type accounts struct {
+// accountTable enforce Limits.
+type accountTable struct {
 	limits Limits
 
 	mu         sync.Mutex
-	all        account
-	of         map[netip.Addr]*account
+	all        resourceAccount
+	of         map[netip.Addr]*resourceAccount
 	unfinished []*srvPath         // paths that are not connected yet, oldest first
 	waiting    map[netip.Addr]int // their number, by neighbours
 	counts     Usage              // past events only
 }
 
-// payer is the address that p's connections count for.
-func payer(client netip.AddrPort) netip.Addr { return client.Addr().Unmap() }
+// accountedAddr is the address that p's connections count for.
+func accountedAddr(client netip.AddrPort) netip.Addr { return client.Addr().Unmap() }
 
-// take adds d to the account of addr if the limits allow it, and counts a
+// charge adds d to the account of addr if the limits allow it, and counts a
 // refusal in refused if not.
-func (a *accounts) take(addr netip.Addr, d account, refused *uint64) error {
+func (a *accountTable) charge(addr netip.Addr, d resourceAccount, refused *uint64) error {
 	a.mu.Lock()
 	old, err := a.tryTake(addr, d)
 	if err != nil {
@@ -109,8 +109,8 @@ func (a *accounts) take(addr netip.Addr, d account, refused *uint64) error {
 }
 
 // tryTake is take. With an error it returns the path that gives way. mu is held.
-func (a *accounts) tryTake(addr netip.Addr, d account) (old *srvPath, err error) {
-	one, l := a.account(addr), &a.limits
+func (a *accountTable) tryTake(addr netip.Addr, d resourceAccount) (old *srvPath, err error) {
+	one, l := a.accountOf(addr), &a.limits
 	for _, c := range []struct {
 		what       string
 		more       int64
@@ -124,32 +124,32 @@ func (a *accounts) tryTake(addr netip.Addr, d account) (old *srvPath, err error)
 		switch {
 		case c.more <= 0:
 		case c.oneOf > 0 && c.one+c.more > c.oneOf:
-			return a.giveWay(neighbours(addr)), fmt.Errorf("%s has %d of %d %s: %w", addr, c.one, c.oneOf, c.what, syscall.ENOMEM)
+			return a.giveWay(addressGroup(addr)), fmt.Errorf("%s has %d of %d %s: %w", addr, c.one, c.oneOf, c.what, syscall.ENOMEM)
 		case c.allOf > 0 && c.all+c.more > c.allOf:
-			return a.giveWay(a.busiest()), fmt.Errorf("clients have %d of %d %s: %w", c.all, c.allOf, c.what, syscall.ENOMEM)
+			return a.giveWay(a.busiestGroup()), fmt.Errorf("clients have %d of %d %s: %w", c.all, c.allOf, c.what, syscall.ENOMEM)
 		}
 	}
-	a.add(addr, d)
+	a.addTo(addr, d)
 	return nil, nil
 }
 
-// account returns the account of addr. mu is held.
-func (a *accounts) account(addr netip.Addr) *account {
+// accountOf returns the account of addr. mu is held.
+func (a *accountTable) accountOf(addr netip.Addr) *resourceAccount {
 	if one := a.of[addr]; one != nil {
 		return one
 	}
-	return &account{}
+	return &resourceAccount{}
 }
 
-// add books d. mu is held.
-func (a *accounts) add(addr netip.Addr, d account) {
-	one := a.account(addr)
-	for _, to := range []*account{&a.all, one} {
+// addTo books d. mu is held.
+func (a *accountTable) addTo(addr netip.Addr, d resourceAccount) {
+	one := a.accountOf(addr)
+	for _, to := range []*resourceAccount{&a.all, one} {
 		to.sessions += d.sessions
 		to.conns += d.conns
 		to.memory += d.memory
 	}
-	if *one == (account{}) {
+	if *one == (resourceAccount{}) {
 		delete(a.of, addr)
 	} else {
 		a.of[addr] = one
@@ -157,31 +157,31 @@ func (a *accounts) add(addr netip.Addr, d account) {
 }
 
 // takeSession books a session with its memory.
-func (a *accounts) takeSession(addr netip.Addr, memory int64) error {
-	if err := a.take(addr, account{sessions: 1}, &a.counts.RefusedSessions); err != nil {
+func (a *accountTable) takeSession(addr netip.Addr, memory int64) error {
+	if err := a.charge(addr, resourceAccount{sessions: 1}, &a.counts.RefusedSessions); err != nil {
 		return err
 	}
-	err := a.take(addr, account{memory: memory}, &a.counts.RefusedChunkMemory)
+	err := a.charge(addr, resourceAccount{memory: memory}, &a.counts.RefusedChunkMemory)
 	if err != nil {
-		a.drop(addr, account{sessions: 1})
+		a.discharge(addr, resourceAccount{sessions: 1})
 	}
 	return err
 }
 
-func (a *accounts) takeConn(addr netip.Addr) error {
-	return a.take(addr, account{conns: 1}, &a.counts.RefusedConnections)
+func (a *accountTable) takeConn(addr netip.Addr) error {
+	return a.charge(addr, resourceAccount{conns: 1}, &a.counts.RefusedConnections)
 }
 
-// drop subtracts d from the account of addr.
-func (a *accounts) drop(addr netip.Addr, d account) {
+// discharge subtracts d from the account of addr.
+func (a *accountTable) discharge(addr netip.Addr, d resourceAccount) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.add(addr, account{sessions: -d.sessions, conns: -d.conns, memory: -d.memory})
+	a.addTo(addr, resourceAccount{sessions: -d.sessions, conns: -d.conns, memory: -d.memory})
 }
 
-// neighbours returns the group of addresses that share a limit of paths that
+// addressGroup returns the group of addresses that share a limit of paths that
 // are not connected yet: the addresses that one host may have.
-func neighbours(addr netip.Addr) netip.Addr {
+func addressGroup(addr netip.Addr) netip.Addr {
 	if addr.Is6() {
 		if p, err := addr.WithZone("").Prefix(64); err == nil {
 			return p.Addr()
@@ -192,15 +192,15 @@ func neighbours(addr netip.Addr) netip.Addr {
 
 // addUnfinished adds a path that is not connected yet, and closes another one if a
 // limit requires it.
-func (a *accounts) addUnfinished(p *srvPath) {
-	from := neighbours(payer(p.client))
+func (a *accountTable) addUnfinished(p *srvPath) {
+	from := addressGroup(accountedAddr(p.client))
 	a.mu.Lock()
 	var old *srvPath
 	switch l := &a.limits; {
 	case l.UnfinishedPerAddr > 0 && a.waiting[from] >= l.UnfinishedPerAddr:
 		old = a.giveWay(from)
 	case l.Unfinished > 0 && len(a.unfinished) >= l.Unfinished:
-		old = a.giveWay(a.busiest())
+		old = a.giveWay(a.busiestGroup())
 	}
 	a.waiting[from]++
 	a.unfinished = append(a.unfinished, p)
@@ -210,11 +210,11 @@ func (a *accounts) addUnfinished(p *srvPath) {
 	}
 }
 
-// busiest returns the neighbours with the most paths that are not connected yet; of
+// busiestGroup returns the neighbours with the most paths that are not connected yet; of
 // equal ones those with the oldest path. mu is held.
-func (a *accounts) busiest() (from netip.Addr) {
+func (a *accountTable) busiestGroup() (from netip.Addr) {
 	for _, p := range a.unfinished {
-		if addr := neighbours(payer(p.client)); a.waiting[addr] > a.waiting[from] {
+		if addr := addressGroup(accountedAddr(p.client)); a.waiting[addr] > a.waiting[from] {
 			from = addr
 		}
 	}
@@ -223,8 +223,8 @@ func (a *accounts) busiest() (from netip.Addr) {
 
 // giveWay takes out and returns the oldest path that is not connected yet of
 // those neighbours; nil: there is none. mu is held.
-func (a *accounts) giveWay(from netip.Addr) *srvPath {
-	i := slices.IndexFunc(a.unfinished, func(p *srvPath) bool { return neighbours(payer(p.client)) == from })
+func (a *accountTable) giveWay(from netip.Addr) *srvPath {
+	i := slices.IndexFunc(a.unfinished, func(p *srvPath) bool { return addressGroup(accountedAddr(p.client)) == from })
 	if i < 0 {
 		return nil
 	}
@@ -238,26 +238,26 @@ func (a *accounts) giveWay(from netip.Addr) *srvPath {
 var errGaveWay = protocolErrorf("not connected yet, and newer paths need the room")
 
 // removeUnfinished removes a path that is connected now, or closes. It may be called again.
-func (a *accounts) removeUnfinished(p *srvPath) {
+func (a *accountTable) removeUnfinished(p *srvPath) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.removeLocked(p)
 }
 
-func (a *accounts) removeLocked(p *srvPath) {
+func (a *accountTable) removeLocked(p *srvPath) {
 	i := slices.Index(a.unfinished, p)
 	if i < 0 {
 		return
 	}
 	a.unfinished = slices.Delete(a.unfinished, i, i+1)
-	from := neighbours(payer(p.client))
+	from := addressGroup(accountedAddr(p.client))
 	if a.waiting[from]--; a.waiting[from] == 0 {
 		delete(a.waiting, from)
 	}
 }
 
 // timedOut counts a path that was not connected in time.
-func (a *accounts) timedOut() {
+func (a *accountTable) timedOut() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.counts.TimedOut++

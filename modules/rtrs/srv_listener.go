@@ -140,7 +140,7 @@ const (
 	acceptPause = 250 * time.Millisecond
 )
 
-func (c *ServerConfig) check() error {
+func (c *ServerConfig) checkValues() error {
 	switch {
 	case len(c.Pollers) == 0:
 		return fmt.Errorf("no pollers: %w", syscall.EINVAL)
@@ -155,7 +155,7 @@ func (c *ServerConfig) check() error {
 	case c.InfoTimeout <= 0:
 		return fmt.Errorf("time to connect a path %s is not positive: %w", c.InfoTimeout, syscall.EINVAL)
 	}
-	if err := c.Limits.check(); err != nil {
+	if err := c.Limits.checkValues(); err != nil {
 		return err
 	}
 	if err := checkAuth(c.AuthMode, c.Auth); err != nil {
@@ -177,7 +177,7 @@ type Server struct {
 
 	accepts sync.WaitGroup // goroutines of listeners
 
-	accounts accounts
+	accounts accountTable
 
 	// accepting serialises connection requests and the closing of a path for
 	// further ones. Taken before mu.
@@ -195,7 +195,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if err := cfg.check(); err != nil {
+	if err := cfg.checkValues(); err != nil {
 		return nil, fmt.Errorf("rtrs server: %w", err)
 	}
 	s := &Server{
@@ -205,7 +205,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		sessions: map[rtrswire.UUID]*SrvSession{},
 
 		nameGrace: defaultNameGrace,
-		accounts:  accounts{limits: cfg.Limits, of: map[netip.Addr]*account{}, waiting: map[netip.Addr]int{}},
+		accounts:  accountTable{limits: cfg.Limits, of: map[netip.Addr]*resourceAccount{}, waiting: map[netip.Addr]int{}},
 	}
 	s.timing.Store(&cfg.Timing)
 	return s, nil
@@ -278,7 +278,7 @@ func (s *Server) run(dev verbs.Device, l verbs.Listener, mode AuthMode) {
 
 // errDeviceGone refuses a connection request if the device was removed after
 // the request came.
-var errDeviceGone error = &sentinel{"the device was removed", syscall.ENODEV}
+var errDeviceGone error = &sentinelError{"the device was removed", syscall.ENODEV}
 
 // onConnRequest answers one connection request.
 func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) {
@@ -289,7 +289,7 @@ func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRe
 	}
 	err := errDeviceGone
 	if dev != nil {
-		err = s.accept(dev, mode, req)
+		err = s.acceptPath(dev, mode, req)
 	}
 	if err == nil {
 		return
@@ -307,9 +307,9 @@ func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRe
 	}
 }
 
-// accept finds or makes the session and the path of req and adds the
+// acceptPath finds or makes the session and the path of req and adds the
 // connection. The errno of the error goes to the client.
-func (s *Server) accept(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) error {
+func (s *Server) acceptPath(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) error {
 	m := rtrswire.ConnReq(req.Private())
 	if err := m.Check(); err != nil {
 		return protocolErrorf("%v", err)
@@ -321,7 +321,7 @@ func (s *Server) accept(dev verbs.Device, mode AuthMode, req verbs.ConnRequest) 
 	if err := mustProve(mode, req, &f); err != nil {
 		return err
 	}
-	sess, err := s.sessionFor(payer(req.RemoteAddr()), &f)
+	sess, err := s.sessionFor(accountedAddr(req.RemoteAddr()), &f)
 	if err != nil {
 		return err
 	}
@@ -353,7 +353,7 @@ func (s *Server) sessionFor(addr netip.Addr, f *rtrswire.ConnReqFields) (*SrvSes
 	}
 	sess, err := newSrvSession(s, f.PathsUUID)
 	if err != nil {
-		s.accounts.drop(addr, account{sessions: 1, memory: memory})
+		s.accounts.discharge(addr, resourceAccount{sessions: 1, memory: memory})
 		return nil, err
 	}
 	sess.payer = addr

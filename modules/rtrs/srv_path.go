@@ -57,7 +57,7 @@ type srvPath struct {
 	conns  []*srvConn // by cid; guarded by the server's accepting, fixed once connected
 	filled int        // conns that are not nil
 	live   sync.WaitGroup
-	hb     heartbeat
+	hb     heartbeatTimer
 
 	counted bool // in SrvSession.up; guarded by SrvSession.events
 	watched bool // the PathWatcher was told of it; likewise
@@ -92,7 +92,7 @@ func newSrvPath(s *SrvSession, dev verbs.Device, mode AuthMode, req verbs.ConnRe
 		client:   req.RemoteAddr(),
 		server:   req.LocalAddr(),
 		security: verbs.SecurityOf(req),
-		known:    !challenged(mode, req, f),
+		known:    !needsChallenge(mode, req, f),
 		auth:     mode,
 		proofs:   newSrvProofs(mode, req, f),
 		newRkey:  s.srv.cfg.AlwaysInvalidate && caps&rotation == rotation,
@@ -101,20 +101,20 @@ func newSrvPath(s *SrvSession, dev verbs.Device, mode AuthMode, req verbs.ConnRe
 		closing:  make(chan struct{}),
 		closed:   make(chan struct{}),
 	}
-	if err := p.register(); err != nil {
-		p.free()
+	if err := p.registerChunks(); err != nil {
+		p.freeMemory()
 		return nil, fmt.Errorf("register chunks on %s: %w", dev.Info().Name, err)
 	}
-	p.infoTimer = time.AfterFunc(s.srv.cfg.InfoTimeout, p.expire)
+	p.infoTimer = time.AfterFunc(s.srv.cfg.InfoTimeout, p.closeUnconnected)
 	if s.srv.cfg.AlwaysInvalidate && !p.newRkey {
-		p.log("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
+		p.logLine("rtrs: always_invalidate is off for this path: the device cannot change keys", "device", dev.Info().Name)
 	}
 	return p, nil
 }
 
-// register makes the chunks reachable: with changing keys one region for each,
+// registerChunks makes the chunks reachable: with changing keys one region for each,
 // else one region for all.
-func (p *srvPath) register() (err error) {
+func (p *srvPath) registerChunks() (err error) {
 	s := p.sess
 	if p.pd, err = p.dev.AllocPD(); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (p *srvPath) register() (err error) {
 		return err
 	}
 	if p.proofs != nil {
-		if err := p.proofs.register(p); err != nil {
+		if err := p.proofs.makeBuffers(p); err != nil {
 			return err
 		}
 	}
@@ -180,8 +180,8 @@ func (p *srvPath) regMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 // State returns the state of the path.
 func (p *srvPath) State() SrvPathState { return SrvPathState(p.state.Load()) }
 
-// connected reports whether requests are served.
-func (p *srvPath) connected() bool { return p.state.Load() == uint32(SrvPathConnected) }
+// isConnected reports whether requests are served.
+func (p *srvPath) isConnected() bool { return p.state.Load() == uint32(SrvPathConnected) }
 
 // goesOn reports whether the path is connecting or connected.
 func (p *srvPath) goesOn() bool { return p.State() < SrvPathClosing }
@@ -202,11 +202,11 @@ func (p *srvPath) close(cause error) {
 	p.infoTimer.Stop()
 	p.sess.srv.accounts.removeUnfinished(p)
 	close(p.closing)
-	go p.teardown()
+	go p.endPath()
 }
 
-// expire closes the path if it is not connected within Config.InfoTimeout.
-func (p *srvPath) expire() {
+// closeUnconnected closes the path if it is not connected within Config.InfoTimeout.
+func (p *srvPath) closeUnconnected() {
 	if p.State() == SrvPathConnecting {
 		p.sess.srv.accounts.timedOut()
 		p.close(protocolErrorf("not connected within %s", p.sess.srv.cfg.InfoTimeout))
@@ -224,13 +224,13 @@ func (p *srvPath) closeAndWait(ctx context.Context) error {
 	}
 }
 
-// teardown ends a path in state closing, in which no request is accepted. Its
+// endPath ends a path in state closing, in which no request is accepted. Its
 // connections end. The requests under way finish without an answer, or their
 // chunks are retired. Then the memory is deregistered. The session goes down with
 // its last path.
-func (p *srvPath) teardown() {
-	p.log("rtrs: path closing", "cause", p.cause)
-	p.sess.changed.ring()
+func (p *srvPath) endPath() {
+	p.logLine("rtrs: path closing", "cause", p.cause)
+	p.sess.changed.ringAll()
 	srv := p.sess.srv
 	if h, ok := srv.cfg.Handler.(PathLossWatcher); ok {
 		h.PathLost(p.sess)
@@ -248,11 +248,11 @@ func (p *srvPath) teardown() {
 	}
 	p.awaitRequests(conns)
 	for _, c := range conns {
-		p.destroy(c)
+		p.destroyConn(c)
 	}
-	p.free()
+	p.freeMemory()
 	p.sess.pathDown(p)
-	p.log("rtrs: path closed")
+	p.logLine("rtrs: path closed")
 	srv.accepting.Lock()
 	p.state.Store(uint32(SrvPathClosed))
 	p.sess.removePath(p)
@@ -260,8 +260,8 @@ func (p *srvPath) teardown() {
 	close(p.closed)
 }
 
-// free deregisters the path's memory.
-func (p *srvPath) free() {
+// freeMemory deregisters the path's memory.
+func (p *srvPath) freeMemory() {
 	for _, mr := range p.mrs {
 		if err := mr.Close(); err != nil {
 			p.sess.srv.log.Warn("rtrs: deregister memory", "err", err)
@@ -275,18 +275,18 @@ func (p *srvPath) free() {
 	}
 }
 
-// info describes the path. The caller holds the server's mu.
-func (p *srvPath) info() SrvPathInfo {
+// pathInfo describes the path. The caller holds the server's mu.
+func (p *srvPath) pathInfo() SrvPathInfo {
 	dev := p.dev.Info()
 	return SrvPathInfo{
 		ID: p.id, State: p.State(), Client: p.client, Server: p.server,
 		Fabric: dev.Fabric, Device: dev.Name, Port: dev.Port, Conns: len(p.conns),
-		Security: p.security, ChangingKeys: p.newRkey, Stats: p.details().PathStats,
+		Security: p.security, ChangingKeys: p.newRkey, Stats: p.currentDetails().PathStats,
 	}
 }
 
-// total returns all counts of a connected path. The caller holds the server's mu.
-func (p *srvPath) total() (d PathDetails) {
+// totalDetails returns all counts of a connected path. The caller holds the server's mu.
+func (p *srvPath) totalDetails() (d PathDetails) {
 	if p.State() != SrvPathConnected { // connections come or go
 		return d
 	}
@@ -297,11 +297,11 @@ func (p *srvPath) total() (d PathDetails) {
 	return d
 }
 
-// details returns the counts since the last resets. The caller holds the server's mu.
-func (p *srvPath) details() PathDetails {
-	d := p.total()
+// currentDetails returns the counts since the last resets. The caller holds the server's mu.
+func (p *srvPath) currentDetails() PathDetails {
+	d := p.totalDetails()
 	if p.State() == SrvPathConnected {
-		d.since(&p.base)
+		d.subtractCounts(&p.base)
 	}
 	return d
 }
@@ -310,13 +310,13 @@ func (p *srvPath) details() PathDetails {
 // has proved it.
 func (p *srvPath) logConnected() {
 	if p.security == (verbs.Security{}) {
-		p.log("rtrs: path connected")
+		p.logLine("rtrs: path connected")
 		return
 	}
-	p.log("rtrs: path connected", "identity", p.security.Peer, "cipher", p.security.Cipher)
+	p.logLine("rtrs: path connected", "identity", p.security.Peer, "cipher", p.security.Cipher)
 }
 
-// log writes one line about the path.
-func (p *srvPath) log(msg string, args ...any) {
+// logLine writes one line about the path.
+func (p *srvPath) logLine(msg string, args ...any) {
 	p.sess.srv.log.Info(msg, append([]any{"session", p.sess.Name(), "client", verbs.AddrPortString(p.client), "server", verbs.AddrPortString(p.server)}, args...)...)
 }

@@ -13,7 +13,7 @@ import (
 // it. So after a while such a request is retired: the path goes without it, and
 // its chunk takes no other request until the consumer has answered. A request
 // that a client sends for that chunk on another path is held meanwhile
-// (srvConn.hold), which keeps the order of the two. The held request is the
+// (srvConn.awaitChunk), which keeps the order of the two. The held request is the
 // repetition of the retired one, with the same data: only a client that has lost
 // all paths uses a chunk for another request. The path of such a client does not join
 // (srv_join.go): it gets a new session, with memory of its own, as soon as the
@@ -46,27 +46,27 @@ func (p *srvPath) awaitRequests(conns []*srvConn) {
 		case <-ended:
 			return
 		case <-late.C:
-			p.retire(conns)
+			p.retireConns(conns)
 		}
 	}
 }
 
-func (p *srvPath) retire(conns []*srvConn) {
+func (p *srvPath) retireConns(conns []*srvConn) {
 	ctx := context.Background()
 	for _, c := range conns { // writes of their owners are visible to the others
 		_ = c.poller.Call(ctx, func() {})
 	}
 	retired := 0
 	for _, c := range conns {
-		_ = c.poller.Call(ctx, func() { retired += c.retire() })
+		_ = c.poller.Call(ctx, func() { retired += c.retireOps() })
 	}
 	if retired > 0 {
-		p.log("rtrs: path closes without requests that do not end", "chunks", retired)
+		p.logLine("rtrs: path closes without requests that do not end", "chunks", retired)
 	}
 }
 
-// retire lets the path go without the requests of c that the consumer has. Owner.
-func (c *srvConn) retire() (n int) {
+// retireOps lets the path go without the requests of c that the consumer has. Owner.
+func (c *srvConn) retireOps() (n int) {
 	if !c.down {
 		return 0 // connDown follows and handles the operations without a consumer
 	}
@@ -79,27 +79,27 @@ func (c *srvConn) retire() (n int) {
 		}
 		op.retired = true
 		op.owner.Store(retiredOwner)
-		c.sess.retiring(c.path.uuid, 1)
+		c.sess.countRetired(c.path.uuid, 1)
 		if told != nil {
 			told.Retired(op)
 		}
 		n++
-		c.finish()
+		c.endOp()
 	}
 	return n
 }
 
-// unretire gives the chunk of a request that has ended at last back. Owner.
-func (op *Op) unretire() {
+// endRetired gives the chunk of a request that has ended at last back. Owner.
+func (op *Op) endRetired() {
 	path := op.conn.path.uuid
 	op.retired = false
-	op.free()
-	op.sess.retiring(path, -1)
+	op.freeChunk()
+	op.sess.countRetired(path, -1)
 }
 
-// retiring counts the retired chunks of a path. The last one frees the memory of
+// countRetired counts the retired chunks of a path. The last one frees the memory of
 // a session that has ended.
-func (s *SrvSession) retiring(path rtrswire.UUID, n int) {
+func (s *SrvSession) countRetired(path rtrswire.UUID, n int) {
 	s.retireMu.Lock()
 	if s.retired[path] += n; s.retired[path] == 0 {
 		delete(s.retired, path)
@@ -109,7 +109,7 @@ func (s *SrvSession) retiring(path rtrswire.UUID, n int) {
 		s.freeLater = false
 	}
 	s.retireMu.Unlock()
-	s.changed.ring()
+	s.changed.ringAll()
 	if free {
 		go s.closeMemory()
 	}

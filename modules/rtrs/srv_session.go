@@ -37,7 +37,7 @@ type SrvSession struct {
 
 	// changed rings when a path has come, begins to end or is gone, and when a
 	// chunk was retired or given back.
-	changed bell
+	changed changeBell
 
 	retireMu  sync.Mutex
 	retired   map[rtrswire.UUID]int // chunks, by their path; guarded by retireMu
@@ -74,7 +74,7 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 		events:  make(chan struct{}, 1),
 		retired: map[rtrswire.UUID]int{},
 	}
-	sess.begin()
+	sess.newIncarnation()
 	users := make([]byte, depth*firstUsrLen)
 	for i := range sess.ops {
 		op := &sess.ops[i]
@@ -85,8 +85,8 @@ func newSrvSession(s *Server, name rtrswire.UUID) (*SrvSession, error) {
 	return sess, nil
 }
 
-// begin gives the session another incarnation.
-func (s *SrvSession) begin() {
+// newIncarnation gives the session another incarnation.
+func (s *SrvSession) newIncarnation() {
 	life := rtrswire.UUID(uuid.New())
 	s.life.Store(&life)
 }
@@ -139,7 +139,7 @@ func (s *SrvSession) Paths() []SrvPathInfo {
 	defer s.srv.mu.Unlock()
 	list := make([]SrvPathInfo, 0, len(s.paths))
 	for _, p := range s.paths {
-		list = append(list, p.info())
+		list = append(list, p.pathInfo())
 	}
 	return list
 }
@@ -152,7 +152,7 @@ func (s *SrvSession) PathDetails(id int) (PathDetails, error) {
 	if err != nil {
 		return PathDetails{}, err
 	}
-	return p.details(), nil
+	return p.currentDetails(), nil
 }
 
 // ResetStats sets the given counts of a path to zero. The data path is not
@@ -164,8 +164,8 @@ func (s *SrvSession) ResetStats(id int, kinds StatKind) error {
 	if err != nil {
 		return err
 	}
-	now := p.total()
-	p.base.reset(kinds, &now)
+	now := p.totalDetails()
+	p.base.resetKinds(kinds, &now)
 	return nil
 }
 
@@ -224,10 +224,10 @@ func (s *SrvSession) pathFor(dev verbs.Device, mode AuthMode, req verbs.ConnRequ
 	}
 	count, taken := len(s.paths), s.sameAddrs(dev, req, old)
 	var other error
-	if !challenged(mode, req, f) { // else the proof decides
+	if !needsChallenge(mode, req, f) { // else the proof decides
 		other = s.belongsTo(verbs.SecurityOf(req).Peer)
 	}
-	alone := !slices.ContainsFunc(s.paths, (*srvPath).connected)
+	alone := !slices.ContainsFunc(s.paths, (*srvPath).isConnected)
 	s.srv.mu.Unlock()
 	switch {
 	case other != nil: // whoever learns the identifiers of a session does not get into it
@@ -335,7 +335,7 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 		p.watched = true
 		h.PathConnected(s, p.infoNow())
 	}
-	s.changed.ring()
+	s.changed.ringAll()
 	return nil
 }
 
@@ -354,7 +354,7 @@ func (s *SrvSession) keepUp(p *srvPath) {
 func (p *srvPath) infoNow() SrvPathInfo {
 	p.sess.srv.mu.Lock()
 	defer p.sess.srv.mu.Unlock()
-	return p.info()
+	return p.pathInfo()
 }
 
 // pathDown takes p out of the count; the last one takes the session down.
@@ -369,7 +369,7 @@ func (s *SrvSession) pathDown(p *srvPath) {
 		h.PathClosed(s, p.infoNow(), p.cause)
 	}
 	if s.up--; s.up == 0 {
-		s.begin()
+		s.newIncarnation()
 		s.srv.cfg.Handler.SessionDown(s)
 	}
 }
@@ -378,7 +378,7 @@ func (s *SrvSession) pathDown(p *srvPath) {
 // freed before p is out of the list. Holds the server's accepting, so that no
 // path is being made.
 func (s *SrvSession) removePath(p *srvPath) {
-	defer s.changed.ring()
+	defer s.changed.ringAll()
 	if s.pathCount() == 1 {
 		s.freeChunks()
 	}
@@ -386,14 +386,14 @@ func (s *SrvSession) removePath(p *srvPath) {
 	defer s.srv.mu.Unlock()
 	s.paths = slices.DeleteFunc(s.paths, func(o *srvPath) bool { return o == p })
 	if len(s.paths) == 0 {
-		s.forgotten()
+		s.removeFromServer()
 	}
 }
 
-// forgotten takes s off the server's list. The server's mu is held.
-func (s *SrvSession) forgotten() {
+// removeFromServer takes s off the server's list. The server's mu is held.
+func (s *SrvSession) removeFromServer() {
 	delete(s.srv.sessions, s.uuid)
-	s.srv.accounts.drop(s.payer, account{sessions: 1})
+	s.srv.accounts.discharge(s.payer, resourceAccount{sessions: 1})
 }
 
 // dropIfEmpty removes a session if its first path could not be made. Holds
@@ -405,7 +405,7 @@ func (s *SrvSession) dropIfEmpty() {
 	s.freeChunks()
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	s.forgotten()
+	s.removeFromServer()
 }
 
 func (s *SrvSession) pathCount() int {
@@ -418,5 +418,5 @@ func (s *SrvSession) closeMemory() {
 	if err := s.mem.Close(); err != nil {
 		s.srv.log.Warn("rtrs: free chunks", "session", s.Name(), "err", err)
 	}
-	s.srv.accounts.drop(s.payer, account{memory: int64(len(s.chunks))})
+	s.srv.accounts.discharge(s.payer, resourceAccount{memory: int64(len(s.chunks))})
 }

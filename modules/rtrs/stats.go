@@ -13,7 +13,7 @@ import (
 
 // Counters are written by the owner of a connection and read by anybody. A
 // reset does not write to the counters: the reader keeps a copy and subtracts
-// it from then on (PathDetails.since).
+// it from then on (PathDetails.subtractCounts).
 
 // connStats are the counters of one connection, written by its owner. They
 // fill cache lines of their own.
@@ -34,8 +34,8 @@ type connStats struct {
 	_           [64]byte
 }
 
-// heard notes a sign of life.
-func (s *connStats) heard() {
+// noteHeard notes a sign of life.
+func (s *connStats) noteHeard() {
 	if !s.arrived.Load() {
 		s.arrived.Store(true)
 	}
@@ -46,14 +46,14 @@ func (s *connStats) takeHeard() bool {
 	return s.arrived.Load() && s.arrived.Swap(false)
 }
 
-// inflight is the number of requests that are started and not finished.
-func (s *connStats) inflight() int64 {
+// inFlightCount is the number of requests that are started and not finished.
+func (s *connStats) inFlightCount() int64 {
 	done := s.finished.Load() // first: a later start only makes the sum larger
 	return int64(s.started.Load() - done)
 }
 
-// begin counts a request of n bytes, data and user message.
-func (s *connStats) begin(read bool, n int) {
+// countRequest counts a request of n bytes, data and user message.
+func (s *connStats) countRequest(read bool, n int) {
 	s.started.Add(1)
 	if read {
 		s.reads.Add(1)
@@ -64,8 +64,8 @@ func (s *connStats) begin(read bool, n int) {
 	}
 }
 
-// migrated counts an answer that came on another CPU than the request left.
-func (s *connStats) migrated(from, to uint32) {
+// countMigration counts an answer that came on another CPU than the request left.
+func (s *connStats) countMigration(from, to uint32) {
 	if int(from) < len(s.migratedOff) && int(to) < len(s.migratedTo) {
 		s.migratedOff[from].Add(1)
 		s.migratedTo[to].Add(1)
@@ -81,7 +81,7 @@ type latencyCounter struct {
 // latencyBuckets: below 1, 2, 4, ... 65536 ms, and the rest.
 const latencyBuckets = 18
 
-func (l *latencyCounter) add(ns int64) {
+func (l *latencyCounter) addSample(ns int64) {
 	i := bits.Len64(uint64(max(ns, 0)) / uint64(time.Millisecond))
 	l.counts[min(i, latencyBuckets-1)].Add(1)
 	if ns > l.max.Load() {
@@ -124,7 +124,7 @@ func (s *PathStats) addConn(c *connStats) {
 	s.ReadBytes += c.readBytes.Load()
 	s.WriteCount += c.writes.Load()
 	s.WriteBytes += c.writeBytes.Load()
-	s.Inflight += c.inflight()
+	s.Inflight += c.inFlightCount()
 }
 
 // PathDetails are PathStats and the distributions that are too large for every
@@ -190,15 +190,15 @@ type LatencyStats struct {
 	Max time.Duration
 }
 
-func (l *LatencyStats) add(t *LatencyStats) {
+func (l *LatencyStats) addCounts(t *LatencyStats) {
 	for i := range l.Counts {
 		l.Counts[i] += t.Counts[i]
 	}
 	l.Max = max(l.Max, t.Max)
 }
 
-// sub subtracts the counts in before.
-func (l *LatencyStats) sub(before *LatencyStats) {
+// subtractCounts subtracts the counts in before.
+func (l *LatencyStats) subtractCounts(before *LatencyStats) {
 	limit := time.Duration(0)
 	for i := range l.Counts {
 		l.Counts[i] -= before.Counts[i]
@@ -235,13 +235,13 @@ func (d *PathDetails) addConn(c *connStats, poller, pollers int) {
 	d.CPUMigrationTo = addCounters(d.CPUMigrationTo, c.migratedTo)
 	d.ReadLatency.addCounter(&c.latency[0])
 	d.WriteLatency.addCounter(&c.latency[1])
-	d.SGEntries = grown(d.SGEntries, pollers)
+	d.SGEntries = growSlice(d.SGEntries, pollers)
 	none, all := c.noData.Load(), c.reads.Load()+c.writes.Load() // a later request has data, for a moment
 	d.SGEntries[poller][0] += none
 	d.SGEntries[poller][1] += all - none
 }
 
-func grown[T any](s []T, n int) []T {
+func growSlice[T any](s []T, n int) []T {
 	if len(s) < n {
 		s = append(s, make([]T, n-len(s))...)
 	}
@@ -249,34 +249,34 @@ func grown[T any](s []T, n int) []T {
 }
 
 func addCounters(sum []uint64, cs []tally.Count) []uint64 {
-	sum = grown(sum, len(cs))
+	sum = growSlice(sum, len(cs))
 	for i := range cs {
 		sum[i] += cs[i].Load()
 	}
 	return sum
 }
 
-// add adds the counts of t.
-func (d *PathDetails) add(t *PathDetails) {
+// addCounts adds the counts of t.
+func (d *PathDetails) addCounts(t *PathDetails) {
 	d.PathStats.Add(t.PathStats)
 	for i, n := range t.Completions {
 		d.Completions[i] += n
 	}
 	d.CPUMigrationFrom = addCounts(d.CPUMigrationFrom, t.CPUMigrationFrom, 1)
 	d.CPUMigrationTo = addCounts(d.CPUMigrationTo, t.CPUMigrationTo, 1)
-	d.SGEntries = grown(d.SGEntries, len(t.SGEntries))
+	d.SGEntries = growSlice(d.SGEntries, len(t.SGEntries))
 	for i, n := range t.SGEntries {
 		for k := range n {
 			d.SGEntries[i][k] += n[k]
 		}
 	}
-	d.ReadLatency.add(&t.ReadLatency)
-	d.WriteLatency.add(&t.WriteLatency)
+	d.ReadLatency.addCounts(&t.ReadLatency)
+	d.WriteLatency.addCounts(&t.WriteLatency)
 }
 
 // addCounts adds counts, times 1 or, in the arithmetic of uint64, -1.
 func addCounts(sum, n []uint64, times uint64) []uint64 {
-	sum = grown(sum, len(n))
+	sum = growSlice(sum, len(n))
 	for i := range n {
 		sum[i] += times * n[i]
 	}
@@ -285,8 +285,8 @@ func addCounts(sum, n []uint64, times uint64) []uint64 {
 
 const minusOne = ^uint64(0)
 
-// since subtracts the counts in before. Inflight and the last heartbeat stay.
-func (d *PathDetails) since(before *PathDetails) {
+// subtractCounts subtracts the counts in before. Inflight and the last heartbeat stay.
+func (d *PathDetails) subtractCounts(before *PathDetails) {
 	d.ReadCount -= before.ReadCount
 	d.ReadBytes -= before.ReadBytes
 	d.WriteCount -= before.WriteCount
@@ -304,8 +304,8 @@ func (d *PathDetails) since(before *PathDetails) {
 			d.SGEntries[i][k] -= min(n[k], d.SGEntries[i][k])
 		}
 	}
-	d.ReadLatency.sub(&before.ReadLatency)
-	d.WriteLatency.sub(&before.WriteLatency)
+	d.ReadLatency.subtractCounts(&before.ReadLatency)
+	d.WriteLatency.subtractCounts(&before.WriteLatency)
 }
 
 // StatKind is a set of counts that are reset together: one for each file of the
@@ -344,9 +344,9 @@ func ParseStatKind(name string) (StatKind, error) {
 	return 0, fmt.Errorf("statistics %q: use one of %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
 }
 
-// reset sets d, for the given kinds, to the counts in now: later counts are
+// resetKinds sets d, for the given kinds, to the counts in now: later counts are
 // relative to d.
-func (d *PathDetails) reset(kinds StatKind, now *PathDetails) {
+func (d *PathDetails) resetKinds(kinds StatKind, now *PathDetails) {
 	if kinds&StatRDMA != 0 {
 		d.ReadCount, d.ReadBytes = now.ReadCount, now.ReadBytes
 		d.WriteCount, d.WriteBytes = now.WriteCount, now.WriteBytes

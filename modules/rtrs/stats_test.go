@@ -98,9 +98,9 @@ func TestStatsAreExactUnderLoad(t *testing.T) {
 	var clt, server PathDetails
 	for id := 1; id <= 2; id++ {
 		part := c.details(id)
-		clt.add(&part)
+		clt.addCounts(&part)
 		part = srv.details(t, id)
-		server.add(&part)
+		server.addCounts(&part)
 	}
 	clt.Latency, server.Latency = 0, 0
 	if clt.PathStats != server.PathStats || clt.Inflight != 0 {
@@ -150,12 +150,12 @@ func TestResetDuringLoadLosesNothing(t *testing.T) {
 	}
 	w.finish()
 	c.path0(func(p *path) {
-		total := p.total()
+		total := p.totalDetails()
 		if n := total.ReadCount + total.WriteCount; n != uint64(d.runs.Load()) {
 			t.Errorf("%d requests are counted under the resets, the disk had %d", n, d.runs.Load())
 		}
-		shown := p.details()
-		shown.add(&PathDetails{PathStats: PathStats{ReadCount: p.base.ReadCount, WriteCount: p.base.WriteCount}})
+		shown := p.currentDetails()
+		shown.addCounts(&PathDetails{PathStats: PathStats{ReadCount: p.base.ReadCount, WriteCount: p.base.WriteCount}})
 		if shown.ReadCount != total.ReadCount || shown.WriteCount != total.WriteCount {
 			t.Errorf("shown %+v, base %+v, total %+v", shown.PathStats, p.base.PathStats, total.PathStats)
 		}
@@ -203,15 +203,15 @@ func TestResetIsOfItsKindOnly(t *testing.T) {
 		}
 		var base PathDetails
 		now := filled(7)
-		base.reset(kind, &now)
+		base.resetKinds(kind, &now)
 		shown, want := filled(7), filled(7)
-		shown.since(&base)
+		shown.subtractCounts(&base)
 		zero(&want)
 		if !reflect.DeepEqual(shown, want) {
 			t.Errorf("%s: after the reset %+v, want %+v", name, shown, want)
 		}
 		later := filled(10)
-		later.since(&base)
+		later.subtractCounts(&base)
 		if kind&StatRDMA != 0 && later.ReadBytes != 3 {
 			t.Errorf("%s: 3 bytes later %d are shown", name, later.ReadBytes)
 		}
@@ -288,7 +288,7 @@ func TestMigrationIsCountedByCPU(t *testing.T) {
 			t.Errorf("CPU %d: from %d, to %d; want %v", cpu, d.CPUMigrationFrom[cpu], d.CPUMigrationTo[cpu], n)
 		}
 	}
-	conn.stats.migrated(9, 0) // a CPU that came later: not counted, no panic
+	conn.stats.countMigration(9, 0) // a CPU that came later: not counted, no panic
 }
 
 func TestLatencyBuckets(t *testing.T) {
@@ -298,7 +298,7 @@ func TestLatencyBuckets(t *testing.T) {
 	}
 	for d, want := range tests {
 		var l latencyCounter
-		l.add(int64(d))
+		l.addSample(int64(d))
 		var s LatencyStats
 		s.addCounter(&l)
 		if s.Counts[want] != 1 || s.Max != max(d, 0) {
@@ -311,19 +311,19 @@ func TestLongestAfterAReset(t *testing.T) {
 	var l latencyCounter
 	show := func(base LatencyStats) (s LatencyStats) {
 		s.addCounter(&l)
-		s.sub(&base)
+		s.subtractCounts(&base)
 		return s
 	}
-	l.add(int64(100 * time.Millisecond))
+	l.addSample(int64(100 * time.Millisecond))
 	base := show(LatencyStats{})
 	if s := show(base); s.Max != 0 {
 		t.Errorf("nothing since the reset, longest %v", s.Max)
 	}
-	l.add(int64(3 * time.Millisecond))
+	l.addSample(int64(3 * time.Millisecond))
 	if s := show(base); s.Max != 4*time.Millisecond {
 		t.Errorf("3 ms since the reset, longest %v, want the limit of its bucket", s.Max)
 	}
-	l.add(int64(200 * time.Millisecond))
+	l.addSample(int64(200 * time.Millisecond))
 	if s := show(base); s.Max != 200*time.Millisecond {
 		t.Errorf("longest %v, want 200 ms", s.Max)
 	}

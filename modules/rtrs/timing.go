@@ -91,11 +91,11 @@ func (t Timing) mayReconnect(failed int) bool {
 // reconnectDelay is the wait before an attempt, given how many attempts have
 // failed since the path was lost.
 func (t Timing) reconnectDelay(failed int) time.Duration {
-	return t.backoff(failed, rand.Float64())
+	return t.backoffDelay(failed, rand.Float64())
 }
 
-// backoff is reconnectDelay with its random number, 0 <= rnd < 1, given.
-func (t Timing) backoff(failed int, rnd float64) time.Duration {
+// backoffDelay is reconnectDelay with its random number, 0 <= rnd < 1, given.
+func (t Timing) backoffDelay(failed int, rnd float64) time.Duration {
 	base := t.ReconnectFirst
 	if failed > 0 {
 		base = min(t.ReconnectMin, t.ReconnectMax)

@@ -27,7 +27,7 @@ func TestR100_ReconnectBackoff(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tt.timing.backoff(tt.failed, tt.rnd)
+			got := tt.timing.backoffDelay(tt.failed, tt.rnd)
 			if d := got - tt.want; d < -time.Microsecond || d > time.Microsecond {
 				t.Errorf("backoff(%d, %v) = %v, want %v", tt.failed, tt.rnd, got, tt.want)
 			}

@@ -16,9 +16,9 @@ func TestAlarmsAndBeatsInVirtualTime(t *testing.T) {
 		}
 		defer p.Close()
 		var rang time.Time
-		al := alarm{f: func(now time.Time) { rang = now }}
+		al := pollerAlarm{f: func(now time.Time) { rang = now }}
 		due := time.Now().Add(time.Second)
-		p.alarms.put(&al, due)
+		p.alarms.setAlarm(&al, due)
 		for range 12 {
 			p.Arm()
 			p.Poll()
@@ -28,14 +28,14 @@ func TestAlarmsAndBeatsInVirtualTime(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 
-		var h heartbeat
-		h.start(time.Now(), time.Second)
+		var h heartbeatTimer
+		h.startBeats(time.Now(), time.Second)
 		if wait := time.Until(h.next); wait < time.Second || wait > 2*time.Second {
 			t.Errorf("the first heartbeat is due in %v", wait)
 		}
-		h.sentAt.Store(h.now())
+		h.sentAt.Store(h.monotonicNow())
 		time.Sleep(30 * time.Millisecond)
-		if took := time.Duration(h.now() - h.sentAt.Load()); took < 29*time.Millisecond || took > 31*time.Millisecond {
+		if took := time.Duration(h.monotonicNow() - h.sentAt.Load()); took < 29*time.Millisecond || took > 31*time.Millisecond {
 			t.Errorf("30 ms took %v", took)
 		}
 	})

@@ -70,21 +70,21 @@ func (m Hello) Check() error {
 		return fmt.Errorf("HELLO with type %d", le.Uint16(m))
 	case le.Uint16(m[2:]) != ChallengeVersion:
 		return fmt.Errorf("HELLO of version %d, want %d", le.Uint16(m[2:]), ChallengeVersion)
-	case !m.method().known():
-		return fmt.Errorf("HELLO with method %d", m.method())
+	case !m.proofMethod().isKnown():
+		return fmt.Errorf("HELLO with method %d", m.proofMethod())
 	case m[helloName+nameField-1] != 0:
 		return errors.New("HELLO with a name that does not end")
 	}
 	return nil
 }
 
-func (m Hello) method() ProofMethod { return ProofMethod(le.Uint16(m[4:])) }
+func (m Hello) proofMethod() ProofMethod { return ProofMethod(le.Uint16(m[4:])) }
 
-func (p ProofMethod) known() bool { return p == ProofKey || p == ProofCert }
+func (p ProofMethod) isKnown() bool { return p == ProofKey || p == ProofCert }
 
 // Fields returns the contents.
 func (m Hello) Fields() HelloFields {
-	f := HelloFields{Method: m.method(), Nonce: [NonceLen]byte(m[8:]), KeyID: [KeyIDLen]byte(m[40:])}
+	f := HelloFields{Method: m.proofMethod(), Nonce: [NonceLen]byte(m[8:]), KeyID: [KeyIDLen]byte(m[40:])}
 	f.Name = cString(m[helloName : helloName+nameField])
 	return f
 }
@@ -127,16 +127,16 @@ func (m Evidence) Check(t MsgType) error {
 		return fmt.Errorf("message of type %d, want %d", le.Uint16(m), t)
 	case le.Uint16(m[2:]) != ChallengeVersion:
 		return fmt.Errorf("message of version %d, want %d", le.Uint16(m[2:]), ChallengeVersion)
-	case !m.method().known():
-		return fmt.Errorf("message with method %d", m.method())
+	case !m.proofMethod().isKnown():
+		return fmt.Errorf("message with method %d", m.proofMethod())
 	case uint64(len(m)) <= EvidenceHdrLen+uint64(m.certsLen()):
 		return fmt.Errorf("message of %d bytes with certificates of %d and no proof", len(m), m.certsLen())
 	}
 	return nil
 }
 
-func (m Evidence) method() ProofMethod { return ProofMethod(le.Uint16(m[4:])) }
-func (m Evidence) certsLen() uint32    { return le.Uint32(m[8:]) }
+func (m Evidence) proofMethod() ProofMethod { return ProofMethod(le.Uint16(m[4:])) }
+func (m Evidence) certsLen() uint32         { return le.Uint32(m[8:]) }
 
 // Claim returns the part of the message before the proof, which the proof covers.
 func (m Evidence) Claim() []byte { return m[:EvidenceHdrLen+int(m.certsLen())] }
@@ -145,7 +145,7 @@ func (m Evidence) Claim() []byte { return m[:EvidenceHdrLen+int(m.certsLen())] }
 func (m Evidence) Fields() EvidenceFields {
 	claim := len(m.Claim())
 	return EvidenceFields{
-		Type: MsgType(le.Uint16(m)), Method: m.method(), Nonce: [NonceLen]byte(m[16:]),
+		Type: MsgType(le.Uint16(m)), Method: m.proofMethod(), Nonce: [NonceLen]byte(m[16:]),
 		Certs: m[EvidenceHdrLen:claim:claim], Proof: m[claim:],
 	}
 }

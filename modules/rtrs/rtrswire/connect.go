@@ -96,7 +96,7 @@ func (m ConnReq) FirstConn() bool { return m[44]&firstConn != 0 }
 
 // Features returns the announced features; 0 if the client is not one of this
 // project, or announces none.
-func (m ConnReq) Features() Features { return features(m[46:]) }
+func (m ConnReq) Features() Features { return parseFeatures(m[46:]) }
 
 // Fields returns the contents.
 func (m ConnReq) Fields() ConnReqFields {
@@ -195,7 +195,7 @@ func (m ConnRsp) Flags() ConnFlags   { return ConnFlags(le.Uint32(m[16:])) }
 
 // Features returns the announced features; 0 if the server is not one of this
 // project.
-func (m ConnRsp) Features() Features { return features(m[20:]) }
+func (m ConnRsp) Features() Features { return parseFeatures(m[20:]) }
 
 // putFeatures writes an announcement over the first 8 bytes of b.
 func putFeatures(b []byte, f Features) {
@@ -204,8 +204,8 @@ func putFeatures(b []byte, f Features) {
 	le.PutUint16(b[6:], uint16(f))
 }
 
-// features reads an announcement, 0 if there is none.
-func features(b []byte) Features {
+// parseFeatures reads an announcement, 0 if there is none.
+func parseFeatures(b []byte) Features {
 	if le.Uint32(b) != extMagic || le.Uint16(b[4:]) < extVersion {
 		return 0
 	}

@@ -37,12 +37,12 @@ type Auth struct {
 
 	mu    sync.Mutex
 	now   *credentials
-	stamp []stamp // of the files that were looked at last
-	reads uint64  // how often they were read
+	stamp []fileStamp // of the files that were looked at last
+	reads uint64      // how often they were read
 }
 
-// stamp says whether a file has changed.
-type stamp struct {
+// fileStamp says whether a file has changed.
+type fileStamp struct {
 	size  int64
 	mtime time.Time
 	info  os.FileInfo
@@ -50,32 +50,32 @@ type stamp struct {
 
 // New reads the files.
 func New(cfg Config) (*Auth, error) {
-	return open(cfg, cfg.Files.load)
+	return openAuth(cfg, cfg.Files.loadCredentials)
 }
 
-func open(cfg Config, load func() (*credentials, error)) (*Auth, error) {
+func openAuth(cfg Config, load func() (*credentials, error)) (*Auth, error) {
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
-	a := &Auth{cfg: cfg, load: load, stamp: stamps(&cfg.Files)}
+	a := &Auth{cfg: cfg, load: load, stamp: fileStamps(&cfg.Files)}
 	var err error
 	if a.now, err = load(); err != nil {
 		return nil, err
 	}
-	a.warn(a.now)
+	a.warnExpiry(a.now)
 	return a, nil
 }
 
-func (a *Auth) warn(c *credentials) {
+func (a *Auth) warnExpiry(c *credentials) {
 	for _, w := range c.warnings {
 		a.cfg.Logger.Warn("TLS: " + w)
 	}
 }
 
-func stamps(f *Files) (list []stamp) {
-	for _, name := range f.all() {
-		var s stamp
+func fileStamps(f *Files) (list []fileStamp) {
+	for _, name := range f.allPaths() {
+		var s fileStamp
 		if name != "" {
 			if st, err := os.Stat(name); err == nil {
-				s = stamp{st.Size(), st.ModTime(), st}
+				s = fileStamp{st.Size(), st.ModTime(), st}
 			}
 		}
 		list = append(list, s)
@@ -83,7 +83,7 @@ func stamps(f *Files) (list []stamp) {
 	return list
 }
 
-func (a stamp) same(b stamp) bool {
+func (a fileStamp) sameAs(b fileStamp) bool {
 	return a.size == b.size && a.mtime.Equal(b.mtime) && (a.info == nil) == (b.info == nil) &&
 		(a.info == nil || os.SameFile(a.info, b.info))
 }
@@ -94,10 +94,10 @@ func (a stamp) same(b stamp) bool {
 func (a *Auth) Reload(force bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	next := stamps(&a.cfg.Files)
+	next := fileStamps(&a.cfg.Files)
 	changed := force
 	for i := range next {
-		changed = changed || !next[i].same(a.stamp[i])
+		changed = changed || !next[i].sameAs(a.stamp[i])
 	}
 	if !changed {
 		return nil
@@ -111,12 +111,12 @@ func (a *Auth) Reload(force bool) error {
 	a.now = c
 	a.reads++
 	a.cfg.Logger.Info("TLS: the files are read again")
-	a.warn(c)
+	a.warnExpiry(c)
 	return nil
 }
 
-// current returns the credentials after a look at the files.
-func (a *Auth) current() *credentials {
+// currentCredentials returns the credentials after a look at the files.
+func (a *Auth) currentCredentials() *credentials {
 	_ = a.Reload(false) // it has logged its error
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -126,7 +126,7 @@ func (a *Auth) current() *credentials {
 // Server is the server's part of a handshake. conn has a deadline and belongs to
 // the result. It may implement Turns.
 func (a *Auth) Server(conn net.Conn) (*Conn, error) {
-	cred := a.current()
+	cred := a.currentCredentials()
 	c := newConn(conn, false)
 	c.proof.auth = a
 	cfg := &tls.Config{
@@ -135,7 +135,7 @@ func (a *Auth) Server(conn net.Conn) (*Conn, error) {
 			return c.serverConfig(cred, hello.ServerName)
 		},
 	}
-	return c.handshake(tls.Server(c.tap, cfg))
+	return c.runHandshake(tls.Server(c.tap, cfg))
 }
 
 // serverConfig is the configuration for a client that asks for the server name.
@@ -149,7 +149,7 @@ func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error)
 		cfg.Certificates = []tls.Certificate{p.server}
 		cfg.SetSessionTicketKeys([][32]byte{cred.pskKeys})
 		cfg.VerifyConnection = func(s tls.ConnectionState) error {
-			if len(s.PeerCertificates) == 0 || !holds(&p.client, s.PeerCertificates[0]) {
+			if len(s.PeerCertificates) == 0 || !holdsKey(&p.client, s.PeerCertificates[0]) {
 				return errWrongPSK
 			}
 			c.peer, c.proof.psk = "psk:"+p.name, p.name
@@ -164,16 +164,16 @@ func (c *Conn) serverConfig(cred *credentials, name string) (*tls.Config, error)
 	cfg.ClientCAs = cred.roots
 	cfg.SetSessionTicketKeys([][32]byte{cred.tickets})
 	cfg.VerifyConnection = func(s tls.ConnectionState) error {
-		return c.verified(cred, s.PeerCertificates, x509.ExtKeyUsageClientAuth)
+		return c.verifyPeer(cred, s.PeerCertificates, x509.ExtKeyUsageClientAuth)
 	}
 	return cfg, nil
 }
 
 var errWrongPSK = errors.New("the peer does not hold the shared key")
 
-// verified checks the certificates of the peer and notes its identity.
-func (c *Conn) verified(cred *credentials, peer []*x509.Certificate, usage x509.ExtKeyUsage) (err error) {
-	if err := cred.verify(peer, usage); err != nil {
+// verifyPeer checks the certificates of the peer and notes its identity.
+func (c *Conn) verifyPeer(cred *credentials, peer []*x509.Certificate, usage x509.ExtKeyUsage) (err error) {
+	if err := cred.verifyChain(peer, usage); err != nil {
 		return err
 	}
 	c.expires = peer[0].NotAfter
@@ -186,7 +186,7 @@ func (c *Conn) verified(cred *credentials, peer []*x509.Certificate, usage x509.
 // to the result. name is the expected identity of the server, as in Config;
 // empty: Config.Name, else the remote address of conn.
 func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
-	cred := a.current()
+	cred := a.currentCredentials()
 	c := newConn(conn, true)
 	c.proof.auth = a
 	cfg := &tls.Config{
@@ -202,14 +202,14 @@ func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
 			cfg.ServerName = p.label
 			cfg.Certificates = []tls.Certificate{p.client}
 			cfg.VerifyConnection = func(s tls.ConnectionState) error {
-				if len(s.PeerCertificates) == 0 || !holds(&p.server, s.PeerCertificates[0]) {
+				if len(s.PeerCertificates) == 0 || !holdsKey(&p.server, s.PeerCertificates[0]) {
 					return errWrongPSK
 				}
 				c.peer, c.proof.psk = "psk:"+p.name, p.name
 				return nil
 			}
 		}
-		return c.handshake(tls.Client(c.tap, cfg))
+		return c.runHandshake(tls.Client(c.tap, cfg))
 	}
 	if name = cmp.Or(name, a.cfg.Name); name == "" {
 		host, err := netip.ParseAddrPort(conn.RemoteAddr().String())
@@ -224,12 +224,12 @@ func (a *Auth) Client(conn net.Conn, name string) (*Conn, error) {
 	}
 	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cred.cert, nil }
 	cfg.VerifyConnection = func(s tls.ConnectionState) error {
-		if err := c.verified(cred, s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
+		if err := c.verifyPeer(cred, s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 			return err
 		}
 		return hasName(s.PeerCertificates[0], name)
 	}
-	return c.handshake(tls.Client(c.tap, cfg))
+	return c.runHandshake(tls.Client(c.tap, cfg))
 }
 
 // spiffeHost is the server name that is sent if a SPIFFE ID is expected.
@@ -249,9 +249,9 @@ func hasName(cert *x509.Certificate, name string) error {
 	return err
 }
 
-// claimed returns the identity that a peer claims, whose handshake has failed. peer are
+// claimedIdentity returns the identity that a peer claims, whose handshake has failed. peer are
 // its certificates.
-func (c *Conn) claimed(peer []*x509.Certificate) string {
+func (c *Conn) claimedIdentity(peer []*x509.Certificate) string {
 	if c.claim != "" || len(peer) == 0 {
 		return c.claim
 	}
@@ -259,24 +259,24 @@ func (c *Conn) claimed(peer []*x509.Certificate) string {
 	return id
 }
 
-// unproved is err, with the identity that the peer claims if that is known.
-func unproved(err error, claimed string) error {
+// unprovedError is err, with the identity that the peer claims if that is known.
+func unprovedError(err error, claimed string) error {
 	if claimed == "" {
 		return err
 	}
 	return verbs.Unproved{Claimed: claimed, Err: err}
 }
 
-// handshake makes the handshake. The chain of its error has a verbs.Unproved if the
+// runHandshake makes the handshake. The chain of its error has a verbs.Unproved if the
 // peer claims an identity. Whatever fails, the caller closes the socket.
-func (c *Conn) handshake(t *tls.Conn) (*Conn, error) {
+func (c *Conn) runHandshake(t *tls.Conn) (*Conn, error) {
 	c.Conn = t
 	err := t.Handshake()
 	c.tap.giveTurn()
 	c.tap.turns = nil
 	s := t.ConnectionState()
 	if err != nil {
-		return nil, unproved(fmt.Errorf("TLS handshake: %w", err), c.claimed(s.PeerCertificates))
+		return nil, unprovedError(fmt.Errorf("TLS handshake: %w", err), c.claimedIdentity(s.PeerCertificates))
 	}
 	if s.Version != tls.VersionTLS13 || c.peer == "" {
 		return nil, errors.New("TLS handshake: the peer is not known")

@@ -243,7 +243,7 @@ func TestKeyThatOthersCanReadIsWarnedOf(t *testing.T) {
 	if err := os.Chmod(f.PSK, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c := must(f.load()); len(c.warnings) != 1 || !strings.Contains(c.warnings[0], "0600") {
+	if c := must(f.loadCredentials()); len(c.warnings) != 1 || !strings.Contains(c.warnings[0], "0600") {
 		t.Errorf("%q", c.warnings)
 	}
 }

@@ -18,19 +18,19 @@ import (
 // tls.Conn.
 type Conn struct {
 	*tls.Conn
-	tap      *tap
+	tap      *socketTap
 	client   bool
 	suite    uint16
 	peer     string
 	claim    string // identity of a shared key that the peer names, or the key; empty: none
 	expires  time.Time
-	proof    *held
+	proof    *heldProof
 	security verbs.Security
 }
 
 func newConn(conn net.Conn, client bool) *Conn {
 	turns, _ := conn.(Turns)
-	return &Conn{proof: &held{}, tap: &tap{Conn: conn, turns: turns}, client: client}
+	return &Conn{proof: &heldProof{}, tap: &socketTap{Conn: conn, turns: turns}, client: client}
 }
 
 // Turns is implemented by a connection whose handshake is one of many. The
@@ -48,18 +48,18 @@ func (c *Conn) Security() verbs.Security { return c.security }
 // path, and data that were received and not yet read. Nothing more is read from
 // the socket or written to it.
 func (c *Conn) Detach() (in *tlsrecord.Opener, out *tlsrecord.Sealer, rest []byte, err error) {
-	if rest, err = c.unread(); err != nil {
+	if rest, err = c.unreadData(); err != nil {
 		return nil, nil, nil, err
 	}
 	read, written := c.tap.secrets.server, c.tap.secrets.client
 	if !c.client {
 		read, written = written, read
 	}
-	if in, err = replay(tlsrecord.Keys{Suite: c.suite, Secret: read}, c.tap.in.kept, c.client); err != nil {
+	if in, err = replayRecords(tlsrecord.Keys{Suite: c.suite, Secret: read}, c.tap.in.kept, c.client); err != nil {
 		return nil, nil, nil, fmt.Errorf("take over what is received: %w", err)
 	}
 	// The peer would open the bytes that this end has sent.
-	sent, err := replay(tlsrecord.Keys{Suite: c.suite, Secret: written}, c.tap.out.kept, !c.client)
+	sent, err := replayRecords(tlsrecord.Keys{Suite: c.suite, Secret: written}, c.tap.out.kept, !c.client)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("take over what is sent: %w", err)
 	}
@@ -67,8 +67,8 @@ func (c *Conn) Detach() (in *tlsrecord.Opener, out *tlsrecord.Sealer, rest []byt
 	return in, out, rest, err
 }
 
-// unread returns data that crypto/tls has received and not returned.
-func (c *Conn) unread() (rest []byte, err error) {
+// unreadData returns data that crypto/tls has received and not returned.
+func (c *Conn) unreadData() (rest []byte, err error) {
 	c.tap.stopped = true
 	buf := make([]byte, tlsrecord.MaxContent)
 	for err == nil {
@@ -85,9 +85,9 @@ func (c *Conn) unread() (rest []byte, err error) {
 	return rest, nil
 }
 
-// replay returns the opener of a direction as it is behind records. Records of
+// replayRecords returns the opener of a direction as it is behind records. Records of
 // the handshake are left out, since they have other keys.
-func replay(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, error) {
+func replayRecords(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, error) {
 	o, err := tlsrecord.NewOpener(k, client)
 	if err != nil {
 		return nil, err
@@ -122,20 +122,20 @@ func replay(k tlsrecord.Keys, records []byte, client bool) (*tlsrecord.Opener, e
 // errStopped is the error that crypto/tls reads after Detach.
 var errStopped = errors.New("the socket was handed over")
 
-// tap is the socket as crypto/tls sees it. It never gives more than the rest of
+// socketTap is the socket as crypto/tls sees it. It never gives more than the rest of
 // one record, so that crypto/tls reads nothing in advance, and keeps the records
 // from the moment on when the traffic secrets are known.
-type tap struct {
+type socketTap struct {
 	net.Conn
-	secrets secrets
-	in, out flow
+	secrets trafficSecrets
+	in, out recordFlow
 	stopped bool
 	turns   Turns // nil: none are needed, or not any more
 	turn    bool  // it is the turn of this handshake
 }
 
 // takeTurn waits for a turn, unless it has come.
-func (t *tap) takeTurn() error {
+func (t *socketTap) takeTurn() error {
 	if t.turns == nil || t.turn {
 		return nil
 	}
@@ -145,15 +145,15 @@ func (t *tap) takeTurn() error {
 }
 
 // giveTurn ends the turn, if there is one.
-func (t *tap) giveTurn() {
+func (t *socketTap) giveTurn() {
 	if t.turn {
 		t.turn = false
 		t.turns.Give()
 	}
 }
 
-// flow are the records of one direction.
-type flow struct {
+// recordFlow are the records of one direction.
+type recordFlow struct {
 	part []byte // of a record that is not complete
 	kept []byte
 }
@@ -163,21 +163,21 @@ const maxKept = 1 << 20
 
 var errTooMuch = errors.New("the peer sends too much during the start of TLS")
 
-// missing returns how many bytes the record in progress needs, or its header.
-func (f *flow) missing() int {
+// missingBytes returns how many bytes the record in progress needs, or its header.
+func (f *recordFlow) missingBytes() int {
 	if len(f.part) < tlsrecord.HeaderLen {
 		return tlsrecord.HeaderLen - len(f.part)
 	}
 	return tlsrecord.HeaderLen + int(binary.BigEndian.Uint16(f.part[3:])) - len(f.part)
 }
 
-// pass notes bytes that pass.
-func (f *flow) pass(b []byte, keep bool) error {
+// passBytes notes bytes that pass.
+func (f *recordFlow) passBytes(b []byte, keep bool) error {
 	for len(b) > 0 {
-		n := min(len(b), f.missing())
+		n := min(len(b), f.missingBytes())
 		f.part = append(f.part, b[:n]...)
 		b = b[n:]
-		if len(f.part) < tlsrecord.HeaderLen || f.missing() > 0 {
+		if len(f.part) < tlsrecord.HeaderLen || f.missingBytes() > 0 {
 			continue
 		}
 		if keep {
@@ -191,13 +191,13 @@ func (f *flow) pass(b []byte, keep bool) error {
 	return nil
 }
 
-func (t *tap) Read(b []byte) (int, error) {
+func (t *socketTap) Read(b []byte) (int, error) {
 	if t.stopped {
 		return 0, errStopped
 	}
 	t.giveTurn()
-	n, err := t.Conn.Read(b[:min(len(b), t.in.missing())])
-	if perr := t.in.pass(b[:n], t.secrets.known()); perr != nil {
+	n, err := t.Conn.Read(b[:min(len(b), t.in.missingBytes())])
+	if perr := t.in.passBytes(b[:n], t.secrets.haveBoth()); perr != nil {
 		return 0, perr
 	}
 	if err == nil && len(t.in.part) == 0 { // a record is complete
@@ -206,24 +206,24 @@ func (t *tap) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (t *tap) Write(b []byte) (int, error) {
+func (t *socketTap) Write(b []byte) (int, error) {
 	if t.stopped {
 		return 0, errStopped
 	}
-	if err := t.out.pass(b, t.secrets.known()); err != nil {
+	if err := t.out.passBytes(b, t.secrets.haveBoth()); err != nil {
 		return 0, err
 	}
 	return t.Conn.Write(b)
 }
 
-// secrets takes the traffic secrets from the key log of crypto/tls. Its format
+// trafficSecrets takes the traffic secrets from the key log of crypto/tls. Its format
 // is that of draft-ietf-tls-keylogfile: label, client random, secret.
-type secrets struct{ client, server []byte }
+type trafficSecrets struct{ client, server []byte }
 
-func (s *secrets) known() bool { return s.client != nil && s.server != nil }
+func (s *trafficSecrets) haveBoth() bool { return s.client != nil && s.server != nil }
 
 // Write implements io.Writer.
-func (s *secrets) Write(line []byte) (int, error) {
+func (s *trafficSecrets) Write(line []byte) (int, error) {
 	f := bytes.Fields(line)
 	if len(f) != 3 {
 		return 0, errors.New("key log: unexpected line")

@@ -22,7 +22,7 @@ type Files struct {
 	PSK  string
 }
 
-func (f *Files) all() []string { return []string{f.CA, f.Cert, f.Key, f.CRL, f.PSK} }
+func (f *Files) allPaths() []string { return []string{f.CA, f.Cert, f.Key, f.CRL, f.PSK} }
 
 // maxFile is the largest file that is read, in bytes.
 const maxFile = 4 << 20
@@ -55,8 +55,8 @@ func (c *credentials) readFile(name string, private bool) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// load reads the files. The error names the bad one.
-func (f *Files) load() (*credentials, error) {
+// loadCredentials reads the files. The error names the bad one.
+func (f *Files) loadCredentials() (*credentials, error) {
 	c := &credentials{sessions: tls.NewLRUClientSessionCache(0)}
 	rand.Read(c.tickets[:])
 	rand.Read(c.pskKeys[:])
@@ -210,9 +210,9 @@ func (c *credentials) loadCRLs(name string, cas []*x509.Certificate) error {
 	})
 }
 
-// outdated returns an error if it cannot be known whether a certificate of chain is
+// checkCRLAge returns an error if it cannot be known whether a certificate of chain is
 // revoked, since a list is out of date.
-func (c *credentials) outdated(chain []*x509.Certificate, now time.Time) error {
+func (c *credentials) checkCRLAge(chain []*x509.Certificate, now time.Time) error {
 	for _, crl := range c.crls {
 		for _, cert := range chain {
 			if bytes.Equal(cert.RawIssuer, crl.RawIssuer) && !crl.NextUpdate.IsZero() && now.After(crl.NextUpdate) {
@@ -223,8 +223,8 @@ func (c *credentials) outdated(chain []*x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// revoked returns an error if a certificate of chain is revoked.
-func (c *credentials) revoked(chain []*x509.Certificate) error {
+// checkRevoked returns an error if a certificate of chain is revoked.
+func (c *credentials) checkRevoked(chain []*x509.Certificate) error {
 	for _, crl := range c.crls {
 		for _, cert := range chain {
 			if !bytes.Equal(cert.RawIssuer, crl.RawIssuer) {
@@ -240,8 +240,8 @@ func (c *credentials) revoked(chain []*x509.Certificate) error {
 	return nil
 }
 
-// chains returns the chains from the certificate of a peer to a CA.
-func (c *credentials) chains(peer []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) ([][]*x509.Certificate, error) {
+// verifiedChains returns the chains from the certificate of a peer to a CA.
+func (c *credentials) verifiedChains(peer []*x509.Certificate, usage x509.ExtKeyUsage, now time.Time) ([][]*x509.Certificate, error) {
 	between := x509.NewCertPool()
 	for _, cert := range peer[1:] {
 		between.AddCert(cert)
@@ -251,20 +251,20 @@ func (c *credentials) chains(peer []*x509.Certificate, usage x509.ExtKeyUsage, n
 	})
 }
 
-// verify checks the certificates of a peer.
-func (c *credentials) verify(peer []*x509.Certificate, usage x509.ExtKeyUsage) error {
+// verifyChain checks the certificates of a peer.
+func (c *credentials) verifyChain(peer []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(peer) == 0 {
 		return errors.New("the peer has shown no certificate")
 	}
 	now := time.Now()
-	chains, err := c.chains(peer, usage, now)
+	chains, err := c.verifiedChains(peer, usage, now)
 	if err != nil {
 		return err
 	}
 	// Any chain without a revoked certificate would do, but there is one nearly
 	// always, and an attacker chooses the certificates between.
 	for _, chain := range chains {
-		if err := errors.Join(c.outdated(chain, now), c.revoked(chain)); err != nil {
+		if err := errors.Join(c.checkCRLAge(chain, now), c.checkRevoked(chain)); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,7 @@ func NewHandover(cfg Config) (*Auth, error) {
 	case f.Cert == "" || f.Key == "":
 		return nil, errors.New("TLS needs both: the files of certificate and key")
 	}
-	return open(cfg, func() (*credentials, error) {
+	return openAuth(cfg, func() (*credentials, error) {
 		c := &credentials{}
 		return c, c.loadCertificates(&f)
 	})
@@ -33,4 +33,4 @@ func NewHandover(cfg Config) (*Auth, error) {
 
 // Handover looks at the files and returns their contents, as they were when all
 // of them could be used. The caller does not change them.
-func (a *Auth) Handover() Handover { return a.current().files }
+func (a *Auth) Handover() Handover { return a.currentCredentials().files }

@@ -117,11 +117,11 @@ func TestProofsAndTime(t *testing.T) {
 		"both, later": {time.Now().Add(9 * time.Hour), time.Now().Add(10 * time.Hour), false},
 	} {
 		files := ca.issue("client", func(cert *x509.Certificate) { cert.NotAfter = c.until })
-		client, err := files.load()
+		client, err := files.loadCredentials()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := server.now.holds([]*x509.Certificate{client.cert.Leaf}, x509.ExtKeyUsageClientAuth, c.now); (err == nil) != c.holds {
+		if err := server.now.checkPeer([]*x509.Certificate{client.cert.Leaf}, x509.ExtKeyUsageClientAuth, c.now); (err == nil) != c.holds {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -17,7 +17,7 @@ func NewHTTPS(cfg Config) (*Auth, error) {
 	case f.Cert == "" || f.Key == "":
 		return nil, errors.New("TLS needs both: the files of certificate and key")
 	}
-	return open(cfg, f.loadHTTPS)
+	return openAuth(cfg, f.loadHTTPS)
 }
 
 func (f *Files) loadHTTPS() (*credentials, error) {
@@ -35,19 +35,21 @@ func (f *Files) loadHTTPS() (*credentials, error) {
 func (a *Auth) HTTPSConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return a.current().https(), nil },
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return a.currentCredentials().httpsConfig(), nil },
 	}
 }
 
-// https has no tickets: a client shows its certificate on each connection.
-func (c *credentials) https() *tls.Config {
+// httpsConfig has no tickets: a client shows its certificate on each connection.
+func (c *credentials) httpsConfig() *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true,
 		Certificates: []tls.Certificate{*c.cert},
 	}
 	if c.roots != nil {
 		cfg.ClientAuth = tls.RequireAnyClientCert
-		cfg.VerifyConnection = func(s tls.ConnectionState) error { return c.verify(s.PeerCertificates, x509.ExtKeyUsageClientAuth) }
+		cfg.VerifyConnection = func(s tls.ConnectionState) error {
+			return c.verifyChain(s.PeerCertificates, x509.ExtKeyUsageClientAuth)
+		}
 	}
 	return cfg
 }

@@ -23,8 +23,8 @@ import (
 // computes its HMAC with a shared key. What is in the text is the caller's
 // matter; it must be fresh, and different for the two ends.
 
-// prover is a verbs.Prover. It uses the credentials as they were when it was made.
-type prover struct {
+// credentialProver is a verbs.Prover. It uses the credentials as they were when it was made.
+type credentialProver struct {
 	auth *Auth
 	cred *credentials
 	role verbs.Role
@@ -36,14 +36,14 @@ var _ verbs.Authenticator = (*Auth)(nil)
 
 // ClientProver implements verbs.Authenticator. The default name is Config.Name.
 func (a *Auth) ClientProver(name, addr string) (verbs.Prover, error) {
-	cred := a.current()
+	cred := a.currentCredentials()
 	if cred.cert != nil {
-		return &prover{auth: a, cred: cred, role: verbs.ClientRole, name: cmp.Or(name, a.cfg.Name, addr)}, nil
+		return &credentialProver{auth: a, cred: cred, role: verbs.ClientRole, name: cmp.Or(name, a.cfg.Name, addr)}, nil
 	}
 	if len(cred.psks) != 1 {
 		return nil, fmt.Errorf("the file of shared keys has %d identities: a client needs exactly one", len(cred.psks))
 	}
-	p := &prover{auth: a, cred: cred, role: verbs.ClientRole}
+	p := &credentialProver{auth: a, cred: cred, role: verbs.ClientRole}
 	for _, p.psk = range cred.psks {
 	}
 	return p, nil
@@ -51,21 +51,21 @@ func (a *Auth) ClientProver(name, addr string) (verbs.Prover, error) {
 
 // ServerProver implements verbs.Authenticator.
 func (a *Auth) ServerProver(key *verbs.KeyID) (verbs.Prover, error) {
-	cred := a.current()
+	cred := a.currentCredentials()
 	switch {
 	case key == nil && cred.cert == nil:
 		return nil, errors.New("the client has a certificate, and this server has shared keys only")
 	case key == nil:
-		return &prover{auth: a, cred: cred, role: verbs.ServerRole}, nil
+		return &credentialProver{auth: a, cred: cred, role: verbs.ServerRole}, nil
 	}
 	p := cred.psks["psk-"+hex.EncodeToString(key[:])+".invalid"]
 	if p == nil {
 		return nil, errors.New("the client has a shared key that is not in this server's file")
 	}
-	return &prover{auth: a, cred: cred, role: verbs.ServerRole, psk: p}, nil
+	return &credentialProver{auth: a, cred: cred, role: verbs.ServerRole, psk: p}, nil
 }
 
-func (p *prover) Key() *verbs.KeyID {
+func (p *credentialProver) Key() *verbs.KeyID {
 	if p.psk == nil {
 		return nil
 	}
@@ -75,29 +75,29 @@ func (p *prover) Key() *verbs.KeyID {
 
 // Claimed returns the identity that the other end of a shared key claims; empty:
 // the certificates of the other end say it.
-func (p *prover) Claimed() string {
+func (p *credentialProver) Claimed() string {
 	if p.psk == nil {
 		return ""
 	}
 	return "psk:" + p.psk.name
 }
 
-func (p *prover) Certs() []byte {
+func (p *credentialProver) Certs() []byte {
 	if p.psk != nil {
 		return nil
 	}
 	return bytes.Join(p.cred.cert.Certificate, nil)
 }
 
-func (p *prover) Prove(text []byte) ([]byte, error) {
+func (p *credentialProver) Prove(text []byte) ([]byte, error) {
 	if p.psk != nil {
-		return p.psk.mac(p.role, text), nil
+		return p.psk.proofMAC(p.role, text), nil
 	}
 	signer, ok := p.cred.cert.PrivateKey.(crypto.Signer)
 	if !ok {
 		return nil, errors.New("the key of the certificate cannot sign")
 	}
-	if err := usable(signer.Public()); err != nil {
+	if err := checkKeyType(signer.Public()); err != nil {
 		return nil, fmt.Errorf("the certificate of this end: %w", err)
 	}
 	digest := sha256.Sum256(text)
@@ -111,17 +111,17 @@ func (p *prover) Prove(text []byte) ([]byte, error) {
 	}
 }
 
-func (p *prover) Verify(certs, text, proof []byte) (verbs.Security, error) {
+func (p *credentialProver) Verify(certs, text, proof []byte) (verbs.Security, error) {
 	other := verbs.ServerRole
 	if p.role == verbs.ServerRole {
 		other = verbs.ClientRole
 	}
 	if p.psk != nil {
-		if len(certs) > 0 || !hmac.Equal(proof, p.psk.mac(other, text)) {
+		if len(certs) > 0 || !hmac.Equal(proof, p.psk.proofMAC(other, text)) {
 			err := fmt.Errorf("the %s has not the key of %q that this end has", other, "psk:"+p.psk.name)
 			return verbs.Security{}, verbs.Unproved{Claimed: "psk:" + p.psk.name, Err: err}
 		}
-		return verbs.Security{Protocol: ChallengeProtocol, Cipher: "HMAC-SHA-256", Peer: "psk:" + p.psk.name, Proof: &held{auth: p.auth, psk: p.psk.name}}, nil
+		return verbs.Security{Protocol: ChallengeProtocol, Cipher: "HMAC-SHA-256", Peer: "psk:" + p.psk.name, Proof: &heldProof{auth: p.auth, psk: p.psk.name}}, nil
 	}
 	chain, err := x509.ParseCertificates(certs)
 	if err != nil || len(chain) == 0 {
@@ -135,12 +135,12 @@ func (p *prover) Verify(certs, text, proof []byte) (verbs.Security, error) {
 }
 
 // verifyChain checks the certificates of the other end, and its proof.
-func (p *prover) verifyChain(other verbs.Role, chain []*x509.Certificate, text, proof []byte) (verbs.Security, error) {
+func (p *credentialProver) verifyChain(other verbs.Role, chain []*x509.Certificate, text, proof []byte) (verbs.Security, error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if other == verbs.ServerRole {
 		usage = x509.ExtKeyUsageServerAuth
 	}
-	if err := p.cred.verify(chain, usage); err != nil {
+	if err := p.cred.verifyChain(chain, usage); err != nil {
 		return verbs.Security{}, fmt.Errorf("the certificate of the %s: %w", other, err)
 	}
 	if other == verbs.ServerRole {
@@ -153,7 +153,7 @@ func (p *prover) verifyChain(other verbs.Role, chain []*x509.Certificate, text, 
 		return verbs.Security{}, fmt.Errorf("the proof of the %s: %w", other, err)
 	}
 	id, err := identityOf(chain[0])
-	return verbs.Security{Protocol: ChallengeProtocol, Cipher: cipher, Peer: id, Expires: chain[0].NotAfter, Proof: &held{auth: p.auth, chain: chain, usage: usage}}, err
+	return verbs.Security{Protocol: ChallengeProtocol, Cipher: cipher, Peer: id, Expires: chain[0].NotAfter, Proof: &heldProof{auth: p.auth, chain: chain, usage: usage}}, err
 }
 
 // ChallengeProtocol is the Security.Protocol of a connection whose ends have
@@ -168,8 +168,8 @@ var pss = &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: crypto.
 // minRSA is the least length of an RSA key in bits.
 const minRSA = 2048
 
-// usable refuses keys whose signatures prove nothing.
-func usable(key crypto.PublicKey) error {
+// checkKeyType refuses keys whose signatures prove nothing.
+func checkKeyType(key crypto.PublicKey) error {
 	switch key := key.(type) {
 	case ed25519.PublicKey:
 		return nil
@@ -192,7 +192,7 @@ func verifySignature(cert *x509.Certificate, text, signature []byte) (algorithm 
 	if cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
 		return "", errors.New("the key of the certificate is not for signatures")
 	}
-	if err := usable(cert.PublicKey); err != nil {
+	if err := checkKeyType(cert.PublicKey); err != nil {
 		return "", err
 	}
 	digest := sha256.Sum256(text)
@@ -211,8 +211,8 @@ func verifySignature(cert *x509.Certificate, text, signature []byte) (algorithm 
 	return algorithm, nil
 }
 
-// mac returns the proof of a role for text.
-func (p *pskIdentity) mac(r verbs.Role, text []byte) []byte {
+// proofMAC returns the proof of a role for text.
+func (p *pskIdentity) proofMAC(r verbs.Role, text []byte) []byte {
 	key := p.proveClient
 	if r == verbs.ServerRole {
 		key = p.proveServer
@@ -230,14 +230,14 @@ func proofKey(name string, r verbs.Role, key []byte) ([]byte, error) {
 // CheckProofs returns an error if this end's certificates cannot prove anything,
 // or have more than max bytes.
 func (a *Auth) CheckProofs(max int) error {
-	c := a.current().cert
+	c := a.currentCredentials().cert
 	if c == nil {
 		return nil
 	}
 	if n := len(bytes.Join(c.Certificate, nil)); n > max {
 		return fmt.Errorf("%s has %d bytes of certificates, at most %d fit: leave out those that the other ends have in their CA file", a.cfg.Cert, n, max)
 	}
-	if err := usable(c.Leaf.PublicKey); err != nil {
+	if err := checkKeyType(c.Leaf.PublicKey); err != nil {
 		return fmt.Errorf("%s: %w", a.cfg.Cert, err)
 	}
 	if c.Leaf.KeyUsage != 0 && c.Leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {

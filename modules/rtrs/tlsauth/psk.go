@@ -91,10 +91,10 @@ func parsePSKs(b []byte) (list []*pskIdentity, err error) {
 
 func newPSKIdentity(name string, key []byte) (p *pskIdentity, err error) {
 	p = &pskIdentity{name: name, label: pskLabel(name)}
-	if p.server, err = derive(name, "server", key); err != nil {
+	if p.server, err = deriveKeyPair(name, "server", key); err != nil {
 		return nil, err
 	}
-	if p.client, err = derive(name, "client", key); err != nil {
+	if p.client, err = deriveKeyPair(name, "client", key); err != nil {
 		return nil, err
 	}
 	if p.proveServer, err = proofKey(name, verbs.ServerRole, key); err != nil {
@@ -124,8 +124,8 @@ func keyOf(name string) string {
 	return "key " + digits
 }
 
-// derive makes the key pair of one role, and a certificate around it.
-func derive(name, role string, key []byte) (tls.Certificate, error) {
+// deriveKeyPair makes the key pair of one role, and a certificate around it.
+func deriveKeyPair(name, role string, key []byte) (tls.Certificate, error) {
 	seed, err := hkdf.Key(sha256.New, key, []byte("rnbd tls psk v1"), role+"\x00"+name, ed25519.SeedSize)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -146,8 +146,8 @@ func derive(name, role string, key []byte) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private, Leaf: leaf}, err
 }
 
-// holds reports whether the certificate of a peer has the public key of pair.
-func holds(pair *tls.Certificate, peer *x509.Certificate) bool {
+// holdsKey reports whether the certificate of a peer has the public key of pair.
+func holdsKey(pair *tls.Certificate, peer *x509.Certificate) bool {
 	key, ok := peer.PublicKey.(ed25519.PublicKey)
 	return ok && key.Equal(pair.Leaf.PublicKey)
 }

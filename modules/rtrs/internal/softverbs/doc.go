@@ -6,7 +6,7 @@
 //	QP, SendQueue, RecvQueue   a queue pair: its phases, its requests, its end
 //	CQ, Ready                  a completion queue: connections with work, deadlines, sleep
 //	Pending                    work that other goroutines have for its owner
-//	Crowd                      the bound of handshakes that are not finished
+//	HandshakeLimiter           bounds the handshakes that are not finished
 //	Totals                     the counters of a device
 //
 // The provider's own types call these methods directly: nothing on the data

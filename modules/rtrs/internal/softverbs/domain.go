@@ -42,7 +42,7 @@ func (d *Domain) RegMR(buf []byte, access verbs.Access) (verbs.MR, error) {
 		return nil, errors.New("register memory: empty buffer")
 	}
 	r := &Region{Domain: d, Access: access, buf: buf, base: AddrOf(buf)}
-	if err := d.keys.insert(r); err != nil {
+	if err := d.keys.insertRegion(r); err != nil {
 		return nil, fmt.Errorf("register memory: %w", err)
 	}
 	return r, nil
@@ -58,7 +58,7 @@ func (d *Domain) Plant(buf []byte, addr uint64, key uint32, access verbs.Access)
 	if t.used == 0 { // an empty table needs one page only
 		t.offset, t.used = key>>8, 1
 	}
-	t.put(r, t.slot(key), key)
+	t.putRegion(r, t.keySlot(key), key)
 	return r
 }
 
@@ -82,15 +82,15 @@ func (d *Domain) RemoveUser(o Owner) {
 	}
 }
 
-// users returns the completion queues with connections of the domain.
-func (d *Domain) users() []Owner {
+// listUsers returns the completion queues with connections of the domain.
+func (d *Domain) listUsers() []Owner {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Collect(maps.Keys(d.owners))
 }
 
 // Used reports whether a connection of the domain is attached. Any goroutine.
-func (d *Domain) Used() bool { return len(d.users()) > 0 }
+func (d *Domain) Used() bool { return len(d.listUsers()) > 0 }
 
 // Holds reports whether buf lies in the region with the local key lkey. An
 // empty buf needs no region. Any goroutine.

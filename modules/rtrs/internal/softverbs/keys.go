@@ -54,14 +54,14 @@ func (t *KeyTable) Init() {
 	t.pages.Store(new([]*keyPage))
 }
 
-func (t *KeyTable) index(slot uint32) uint32 { return (slot*t.mult + t.offset) & indexMask }
+func (t *KeyTable) slotIndex(slot uint32) uint32 { return (slot*t.mult + t.offset) & indexMask }
 
-func (t *KeyTable) slot(key uint32) uint32 { return (key>>8 - t.offset) * t.inverse & indexMask }
+func (t *KeyTable) keySlot(key uint32) uint32 { return (key>>8 - t.offset) * t.inverse & indexMask }
 
 // Lookup returns the region with the index of key, whatever its variant, or
 // nil.
 func (t *KeyTable) Lookup(key uint32) *Region {
-	slot := t.slot(key)
+	slot := t.keySlot(key)
 	pages := *t.pages.Load()
 	if int(slot/pageSlots) >= len(pages) {
 		return nil
@@ -69,20 +69,20 @@ func (t *KeyTable) Lookup(key uint32) *Region {
 	return pages[slot/pageSlots][slot%pageSlots].Load()
 }
 
-// insert gives r a slot and its first key.
-func (t *KeyTable) insert(r *Region) error {
+// insertRegion gives r a slot and its first key.
+func (t *KeyTable) insertRegion(r *Region) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	slot, variant, err := t.takeSlot()
 	if err != nil {
 		return err
 	}
-	t.put(r, slot, t.index(slot)<<8|variant)
+	t.putRegion(r, slot, t.slotIndex(slot)<<8|variant)
 	return nil
 }
 
 func (t *KeyTable) takeSlot() (slot, variant uint32, err error) {
-	if t.used <= indexMask && t.index(t.used) == 0 {
+	if t.used <= indexMask && t.slotIndex(t.used) == 0 {
 		t.used++ // index 0 is not used
 	}
 	exhausted := t.used > indexMask
@@ -98,8 +98,8 @@ func (t *KeyTable) takeSlot() (slot, variant uint32, err error) {
 	return t.used - 1, rand.Uint32() & 0xff, nil
 }
 
-// put makes r reachable in slot under key. mu is held.
-func (t *KeyTable) put(r *Region, slot, key uint32) {
+// putRegion makes r reachable in slot under key. mu is held.
+func (t *KeyTable) putRegion(r *Region, slot, key uint32) {
 	pages := *t.pages.Load()
 	if int(slot/pageSlots) >= len(pages) {
 		pages = append([]*keyPage(nil), pages...)
@@ -113,8 +113,8 @@ func (t *KeyTable) put(r *Region, slot, key uint32) {
 	pages[slot/pageSlots][slot%pageSlots].Store(r)
 }
 
-// remove takes r out of the table and reports whether it was there.
-func (t *KeyTable) remove(r *Region) bool {
+// removeRegion takes r out of the table and reports whether it was there.
+func (t *KeyTable) removeRegion(r *Region) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pages := *t.pages.Load()
@@ -175,10 +175,10 @@ func (r *Region) Span(addr, n uint64) []byte {
 // is gone.
 func (r *Region) Close() error {
 	d := r.Domain
-	if !d.keys.remove(r) {
+	if !d.keys.removeRegion(r) {
 		return fmt.Errorf("close memory region %#x: %w", r.key, verbs.ErrClosed)
 	}
-	for _, o := range d.users() {
+	for _, o := range d.listUsers() {
 		o.Release(r)
 	}
 	return nil

@@ -50,7 +50,7 @@ func (p *Pending[Q]) Submit(q Q) {
 	}
 	*q.mark() = true
 	p.list = append(p.list, q)
-	p.wake()
+	p.wakeOwner()
 }
 
 // Call asks the owner to call f. Any goroutine.
@@ -59,12 +59,12 @@ func (p *Pending[Q]) Call(f func()) {
 	defer p.mu.Unlock()
 	if !p.closed {
 		p.calls = append(p.calls, f)
-		p.wake()
+		p.wakeOwner()
 	}
 }
 
-// wake makes the owner look. mu is held.
-func (p *Pending[Q]) wake() {
+// wakeOwner makes the owner look. mu is held.
+func (p *Pending[Q]) wakeOwner() {
 	p.flag.Store(true)
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)

@@ -63,12 +63,12 @@ type QP struct {
 	Deadline int64
 
 	phase      atomic.Uint32
-	addrs      atomic.Pointer[addrs]
+	addrs      atomic.Pointer[addrPair]
 	disconnect atomic.Bool
 	destroyed  atomic.Bool
 }
 
-type addrs struct{ local, remote netip.AddrPort }
+type addrPair struct{ local, remote netip.AddrPort }
 
 // Base returns q. It is how shared code finds it in a provider's queue pair.
 func (q *QP) Base() *QP { return q }
@@ -120,7 +120,7 @@ func (q *QP) Move(from, to Phase) bool { return q.phase.CompareAndSwap(uint32(fr
 func (q *QP) Set(p Phase) { q.phase.Store(uint32(p)) }
 
 // SetAddrs sets the results of LocalAddr and RemoteAddr. Any goroutine.
-func (q *QP) SetAddrs(local, remote netip.AddrPort) { q.addrs.Store(&addrs{local, remote}) }
+func (q *QP) SetAddrs(local, remote netip.AddrPort) { q.addrs.Store(&addrPair{local, remote}) }
 
 // LocalAddr implements verbs.QP.
 func (q *QP) LocalAddr() netip.AddrPort {
@@ -168,12 +168,12 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 // Reap fills wcs with completions of sends that are done.
 func (q *QP) Reap(wcs []verbs.WC, done uint64) int {
 	n := q.SQ.Reap(wcs, done, q.Context)
-	q.explain(wcs[:n])
+	q.explainFailures(wcs[:n])
 	return n
 }
 
-// explain adds the provider's detail to failures.
-func (q *QP) explain(wcs []verbs.WC) {
+// explainFailures adds the provider's detail to failures.
+func (q *QP) explainFailures(wcs []verbs.WC) {
 	if q.End.Code == 0 {
 		return
 	}
@@ -190,7 +190,7 @@ func (q *QP) Flush(wcs []verbs.WC, done uint64) (n int, last bool) {
 	n = q.SQ.Reap(wcs, done, q.Context)
 	n += q.SQ.Flush(wcs[n:], q.Context)
 	n += q.RQ.Flush(wcs[n:], q.Context)
-	q.explain(wcs[:n])
+	q.explainFailures(wcs[:n])
 	if n == len(wcs) || q.End.State != EndFlushing {
 		return n, false
 	}

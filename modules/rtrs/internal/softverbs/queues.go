@@ -54,13 +54,13 @@ type SendQueue struct {
 // first to depth, so that the memory never moves.
 func (q *SendQueue) Init(depth, first, maxSGE int) {
 	q.depth, q.maxSGE = uint64(max(depth, 1)), max(maxSGE, 1)
-	q.resize(min(ringSize(q.depth), ringSize(uint64(max(first, 1)))))
+	q.resizeRing(min(ringSize(q.depth), ringSize(uint64(max(first, 1)))))
 }
 
 // ringSize returns the smallest power of two that is at least n.
 func ringSize(n uint64) uint64 { return 1 << bits.Len64(n-1) }
 
-func (q *SendQueue) resize(n uint64) {
+func (q *SendQueue) resizeRing(n uint64) {
 	q.entries = make([]Send, n)
 	q.sges = make([]verbs.SGE, n*uint64(q.maxSGE))
 	q.mask = n - 1
@@ -69,13 +69,13 @@ func (q *SendQueue) resize(n uint64) {
 // Room returns the number of requests that the queue has memory for now.
 func (q *SendQueue) Room() int { return len(q.entries) }
 
-// grow doubles the memory.
-func (q *SendQueue) grow() {
+// growMemory doubles the memory.
+func (q *SendQueue) growMemory() {
 	old := *q
-	q.resize(2 * uint64(len(old.entries)))
+	q.resizeRing(2 * uint64(len(old.entries)))
 	for at := q.Head; at != q.Tail; at++ {
 		*q.At(at) = *old.At(at)
-		copy(q.elements(at), old.Elements(at))
+		copy(q.elementRoom(at), old.Elements(at))
 	}
 }
 
@@ -88,8 +88,8 @@ func (q *SendQueue) Elements(pos uint64) []verbs.SGE {
 	return q.sges[at : at+int(q.entries[pos&q.mask].elements)]
 }
 
-// elements returns the room for the elements of the request at a position.
-func (q *SendQueue) elements(pos uint64) []verbs.SGE {
+// elementRoom returns the room for the elements of the request at a position.
+func (q *SendQueue) elementRoom(pos uint64) []verbs.SGE {
 	at := int(pos&q.mask) * q.maxSGE
 	return q.sges[at : at+q.maxSGE]
 }
@@ -114,9 +114,9 @@ func (q *SendQueue) Post(wr *verbs.SendWR, done uint64, d *Domain, longest uint6
 		return errPostSGEs
 	}
 	if q.Tail-q.Head == uint64(len(q.entries)) {
-		q.grow()
+		q.growMemory()
 	}
-	own := q.elements(q.Tail)
+	own := q.elementRoom(q.Tail)
 	var length uint64
 	for i := range wr.SGEs {
 		if !d.Holds(wr.SGEs[i].LKey, wr.SGEs[i].Buf) {
@@ -198,14 +198,14 @@ func (q *SendQueue) Reap(wcs []verbs.WC, done uint64, context uint64) (n int) {
 func (q *SendQueue) Flush(wcs []verbs.WC, context uint64) (n int) {
 	for ; n < len(wcs) && q.Head < q.Tail; n++ {
 		e := q.At(q.Head)
-		wcs[n] = verbs.WC{ID: e.ID, QP: context, Op: e.Op, Status: flushed(e.Status)}
+		wcs[n] = verbs.WC{ID: e.ID, QP: context, Op: e.Op, Status: flushStatus(e.Status)}
 		q.Head++
 	}
 	return n
 }
 
-// flushed returns the status of a request that is not executed.
-func flushed(s verbs.Status) verbs.Status {
+// flushStatus returns the status of a request that is not executed.
+func flushStatus(s verbs.Status) verbs.Status {
 	if s == verbs.StatusOK {
 		return verbs.StatusFlushed
 	}
@@ -277,7 +277,7 @@ func (q *RecvQueue) Any(match func(*verbs.RecvWR) bool) bool {
 // Flush removes receives and fills wcs with their completions.
 func (q *RecvQueue) Flush(wcs []verbs.WC, context uint64) (n int) {
 	for ; n < len(wcs) && !q.Empty(); n++ {
-		wcs[n] = verbs.WC{ID: q.Take(), QP: context, Op: verbs.OpRecv, Status: flushed(q.Status)}
+		wcs[n] = verbs.WC{ID: q.Take(), QP: context, Op: verbs.OpRecv, Status: flushStatus(q.Status)}
 		q.Status = verbs.StatusOK
 	}
 	return n

@@ -61,8 +61,8 @@ const (
 	maxIdleRecords = 32
 )
 
-// control reads the messages that come after the handshake.
-type control struct {
+// controlReader reads the messages that come after the handshake.
+type controlReader struct {
 	client bool
 	idle   int // records in a row without application data
 	skip   int // bytes of a session ticket to come
@@ -72,8 +72,8 @@ type control struct {
 
 var errIdle = &Error{Code: UnexpectedMessage, cause: errors.New("too many records without data")}
 
-// progress counts a record with n bytes of application data.
-func (c *control) progress(n int) error {
+// countRecord counts a record with n bytes of application data.
+func (c *controlReader) countRecord(n int) error {
 	if c.have > 0 || c.skip > 0 {
 		return &Error{Code: UnexpectedMessage, cause: errors.New("data inside a handshake message")}
 	}
@@ -81,10 +81,10 @@ func (c *control) progress(n int) error {
 		c.idle = 0
 		return nil
 	}
-	return c.rest()
+	return c.checkRest()
 }
 
-func (c *control) rest() error {
+func (c *controlReader) checkRest() error {
 	if c.idle++; c.idle > maxIdleRecords {
 		return errIdle
 	}
@@ -94,19 +94,19 @@ func (c *control) rest() error {
 // Control handles a record of another type than ApplicationData. The error is an
 // *Error.
 func (o *Opener) Control(typ byte, content []byte) (Event, error) {
-	if err := o.rest(); err != nil {
+	if err := o.checkRest(); err != nil {
 		return Nothing, err
 	}
 	switch typ {
 	case Alert:
-		return alerted(content)
+		return alertEvent(content)
 	case Handshake:
-		return o.message(content)
+		return o.onHandshake(content)
 	}
 	return Nothing, &Error{Code: UnexpectedMessage, cause: fmt.Errorf("a record of type %d", typ)}
 }
 
-func alerted(b []byte) (Event, error) {
+func alertEvent(b []byte) (Event, error) {
 	if len(b) != 2 {
 		return Nothing, &Error{Code: DecodeError, cause: fmt.Errorf("an alert of %d bytes", len(b))}
 	}
@@ -116,12 +116,12 @@ func alerted(b []byte) (Event, error) {
 	return Nothing, &Error{Code: AlertCode(b[1]), Received: true}
 }
 
-// message handles handshake messages. Records may cut them anywhere.
-func (o *Opener) message(b []byte) (Event, error) {
+// onHandshake handles handshake messages. Records may cut them anywhere.
+func (o *Opener) onHandshake(b []byte) (Event, error) {
 	if len(b) == 0 {
 		return Nothing, &Error{Code: UnexpectedMessage, cause: errors.New("an empty handshake record")}
 	}
-	c := &o.control
+	c := &o.controlReader
 	for len(b) > 0 {
 		if c.skip > 0 {
 			n := min(c.skip, len(b))
@@ -143,7 +143,7 @@ func (o *Opener) message(b []byte) (Event, error) {
 				continue
 			}
 			c.have = 0
-			return o.updated(c.head[handshakeHeader], len(b))
+			return o.onKeyUpdate(c.head[handshakeHeader], len(b))
 		default:
 			return Nothing, &Error{Code: UnexpectedMessage, cause: fmt.Errorf("a handshake message of type %d, %d bytes", typ, n)}
 		}
@@ -151,8 +151,8 @@ func (o *Opener) message(b []byte) (Event, error) {
 	return Nothing, nil
 }
 
-// updated changes the key because of a KeyUpdate with rest bytes behind it.
-func (o *Opener) updated(request byte, rest int) (Event, error) {
+// onKeyUpdate changes the key because of a KeyUpdate with rest bytes behind it.
+func (o *Opener) onKeyUpdate(request byte, rest int) (Event, error) {
 	switch {
 	case rest > 0:
 		return Nothing, &Error{Code: UnexpectedMessage, cause: errors.New("a message behind a key update")}

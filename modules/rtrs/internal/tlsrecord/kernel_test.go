@@ -34,11 +34,11 @@ func kernelInfo(t testing.TB, k Keys) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := s.expand(k.Secret, "key", s.keyLen)
+	key, err := s.expandLabel(k.Secret, "key", s.keyLen)
 	if err != nil {
 		t.Fatal(err)
 	}
-	iv, err := s.expand(k.Secret, "iv", ivLen)
+	iv, err := s.expandLabel(k.Secret, "iv", ivLen)
 	if err != nil {
 		t.Fatal(err)
 	}

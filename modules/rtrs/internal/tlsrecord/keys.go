@@ -20,24 +20,24 @@ const (
 	tagLen = 16
 )
 
-// suite is a cipher suite of TLS 1.3 (RFC 8446, appendix B.4).
-type suite struct {
+// cipherSuite is a cipher suite of TLS 1.3 (RFC 8446, appendix B.4).
+type cipherSuite struct {
 	id     uint16
 	keyLen int
 	hash   func() hash.Hash
 	aead   func(key []byte) (cipher.AEAD, error)
 }
 
-func suiteOf(id uint16) (suite, error) {
+func suiteOf(id uint16) (cipherSuite, error) {
 	switch id {
 	case tls.TLS_AES_128_GCM_SHA256:
-		return suite{id, 16, sha256.New, newGCM}, nil
+		return cipherSuite{id, 16, sha256.New, newGCM}, nil
 	case tls.TLS_AES_256_GCM_SHA384:
-		return suite{id, 32, sha512.New384, newGCM}, nil
+		return cipherSuite{id, 32, sha512.New384, newGCM}, nil
 	case tls.TLS_CHACHA20_POLY1305_SHA256:
-		return suite{id, chacha20poly1305.KeySize, sha256.New, chacha20poly1305.New}, nil
+		return cipherSuite{id, chacha20poly1305.KeySize, sha256.New, chacha20poly1305.New}, nil
 	}
-	return suite{}, fmt.Errorf("cipher suite %#04x is not of TLS 1.3", id)
+	return cipherSuite{}, fmt.Errorf("cipher suite %#04x is not of TLS 1.3", id)
 }
 
 // newGCM returns AES-GCM for a key of 16 or 32 bytes.
@@ -49,8 +49,8 @@ func newGCM(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// expand is HKDF-Expand-Label of RFC 8446, section 7.1, with an empty context.
-func (s *suite) expand(secret []byte, label string, n int) ([]byte, error) {
+// expandLabel is HKDF-Expand-Label of RFC 8446, section 7.1, with an empty context.
+func (s *cipherSuite) expandLabel(secret []byte, label string, n int) ([]byte, error) {
 	const prefix = "tls13 "
 	info := binary.BigEndian.AppendUint16(nil, uint16(n))
 	info = append(info, byte(len(prefix)+len(label)))
@@ -68,9 +68,9 @@ type Keys struct {
 	Seq    uint64 // records protected with it so far
 }
 
-// direction is the state that sealing and opening have in common.
-type direction struct {
-	suite  suite
+// recordState is the state that sealing and opening have in common.
+type recordState struct {
+	suite  cipherSuite
 	secret []byte
 	aead   cipher.AEAD
 	iv     [ivLen]byte
@@ -78,24 +78,24 @@ type direction struct {
 	seq    uint64 // of the next record
 }
 
-func (d *direction) init(k Keys) (err error) {
+func (d *recordState) init(k Keys) (err error) {
 	if d.suite, err = suiteOf(k.Suite); err != nil {
 		return err
 	}
-	if err = d.use(k.Secret); err != nil {
+	if err = d.setSecret(k.Secret); err != nil {
 		return err
 	}
 	d.seq = k.Seq
 	return nil
 }
 
-// use derives key and IV from a traffic secret and starts at record 0.
-func (d *direction) use(secret []byte) error {
-	key, err := d.suite.expand(secret, "key", d.suite.keyLen)
+// setSecret derives key and IV from a traffic secret and starts at record 0.
+func (d *recordState) setSecret(secret []byte) error {
+	key, err := d.suite.expandLabel(secret, "key", d.suite.keyLen)
 	if err != nil {
 		return fmt.Errorf("derive traffic key: %w", err)
 	}
-	iv, err := d.suite.expand(secret, "iv", ivLen)
+	iv, err := d.suite.expandLabel(secret, "iv", ivLen)
 	if err != nil {
 		return fmt.Errorf("derive IV: %w", err)
 	}
@@ -109,17 +109,17 @@ func (d *direction) use(secret []byte) error {
 
 // Update replaces the traffic secret by the one that follows it (RFC 8446,
 // section 7.2).
-func (d *direction) Update() error {
-	next, err := d.suite.expand(d.secret, "traffic upd", len(d.secret))
+func (d *recordState) Update() error {
+	next, err := d.suite.expandLabel(d.secret, "traffic upd", len(d.secret))
 	if err != nil {
 		return fmt.Errorf("derive next traffic secret: %w", err)
 	}
-	return d.use(next)
+	return d.setSecret(next)
 }
 
-// number returns the nonce of the next record (RFC 8446, section 5.3). It is
+// nextNonce returns the nonce of the next record (RFC 8446, section 5.3). It is
 // valid until the next call.
-func (d *direction) number() []byte {
+func (d *recordState) nextNonce() []byte {
 	d.nonce = d.iv
 	low := binary.BigEndian.Uint64(d.nonce[4:])
 	binary.BigEndian.PutUint64(d.nonce[4:], low^d.seq)
@@ -127,6 +127,6 @@ func (d *direction) number() []byte {
 }
 
 // Keys returns the present state.
-func (d *direction) Keys() Keys {
+func (d *recordState) Keys() Keys {
 	return Keys{Suite: d.suite.id, Secret: d.secret, Seq: d.seq}
 }

@@ -38,7 +38,7 @@ const updateAfter = 1 << 24
 
 // Sealer protects the records of one direction.
 type Sealer struct {
-	direction
+	recordState
 	updateAfter uint64
 
 	record []byte // that Begin has started
@@ -60,18 +60,18 @@ func (s *Sealer) Begin(b []byte, typ byte, n int) {
 
 // Add appends part to the content. It must not overlap the record.
 func (s *Sealer) Add(part []byte) {
-	if len(part) > s.room() {
+	if len(part) > s.contentRoom() {
 		panic("tlsrecord: no room for a part")
 	}
 	s.filled += copy(s.record[s.filled:], part)
 }
 
-// room returns the number of bytes of content that are missing.
-func (s *Sealer) room() int { return len(s.record) - Overhead + HeaderLen - s.filled }
+// contentRoom returns the number of bytes of content that are missing.
+func (s *Sealer) contentRoom() int { return len(s.record) - Overhead + HeaderLen - s.filled }
 
 // End returns the length of the record. All of its content must be there.
 func (s *Sealer) End() int {
-	if s.room() != 0 {
+	if s.contentRoom() != 0 {
 		panic("tlsrecord: content is missing")
 	}
 	return s.Seal(s.record, s.typ, s.filled-HeaderLen)
@@ -83,7 +83,7 @@ func (s *Sealer) Seal(b []byte, typ byte, n int) int {
 	end := HeaderLen + n
 	b[end] = typ
 	putHeader(b, n)
-	s.aead.Seal(b[HeaderLen:HeaderLen], s.number(), b[HeaderLen:end+1], b[:HeaderLen])
+	s.aead.Seal(b[HeaderLen:HeaderLen], s.nextNonce(), b[HeaderLen:end+1], b[:HeaderLen])
 	s.seq++
 	return n + Overhead
 }
@@ -125,14 +125,14 @@ func (s *Sealer) SealAlert(b []byte, a AlertCode) {
 
 // Opener opens the records of one direction.
 type Opener struct {
-	direction
-	control
+	recordState
+	controlReader
 }
 
 // NewOpener returns the opener of a direction. Only a client accepts session
 // tickets.
 func NewOpener(k Keys, client bool) (*Opener, error) {
-	o := &Opener{control: control{client: client}}
+	o := &Opener{controlReader: controlReader{client: client}}
 	return o, o.init(k)
 }
 
@@ -162,12 +162,12 @@ func Content(size int) int { return size - Overhead }
 // Open opens rec, one whole record, and returns its type and content. The content
 // overwrites rec. The error is an *Error.
 func (o *Opener) Open(rec []byte) (typ byte, content []byte, err error) {
-	text, err := o.aead.Open(rec[HeaderLen:HeaderLen], o.number(), rec[HeaderLen:], rec[:HeaderLen])
+	text, err := o.aead.Open(rec[HeaderLen:HeaderLen], o.nextNonce(), rec[HeaderLen:], rec[:HeaderLen])
 	if err != nil {
 		return 0, nil, errBadRecord
 	}
 	o.seq++
-	n := unpadded(text) // content and type
+	n := contentLen(text) // content and type
 	switch {
 	case n == 0:
 		return 0, nil, errNoType
@@ -175,13 +175,13 @@ func (o *Opener) Open(rec []byte) (typ byte, content []byte, err error) {
 		return 0, nil, errOverflow
 	}
 	if typ = text[n-1]; typ == ApplicationData {
-		err = o.progress(n - 1)
+		err = o.countRecord(n - 1)
 	}
 	return typ, text[:n-1], err
 }
 
-// unpadded returns the length of b without the zeros at its end.
-func unpadded(b []byte) int {
+// contentLen returns the length of b without the zeros at its end.
+func contentLen(b []byte) int {
 	n := len(b)
 	for n > 0 && b[n-1] == 0 {
 		n--

@@ -27,11 +27,11 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	c.IRD, c.ORD = reads(c.IRD), reads(c.ORD)
+	c.IRD, c.ORD = readDepth(c.IRD), readDepth(c.ORD)
 	return c
 }
 
-func reads(n int) int {
+func readDepth(n int) int {
 	switch {
 	case n == 0:
 		return 16

@@ -24,8 +24,8 @@ import (
 //	finish           connections that ended: their requests are flushed
 //	Arm              the last look before the owner sleeps
 
-// cq implements verbs.CQ.
-type cq struct {
+// compQueue implements verbs.CQ.
+type compQueue struct {
 	softverbs.Pending[*qp]
 	dev  *Device
 	c    *cCQ
@@ -62,7 +62,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	if depth > d.maxCQE {
 		return nil, fmt.Errorf("create completion queue on %s: %d entries, it has at most %d", d.info.Name, depth, d.maxCQE)
 	}
-	c := &cq{dev: d}
+	c := &compQueue{dev: d}
 	if err := errnoOf(C.rv_create_cq(d.ctx, C.int(min(depth+spareCQEs, d.maxCQE)), &c.c)); err != nil {
 		return nil, fmt.Errorf("create completion queue on %s with %d entries: %w", d.info.Name, depth, err)
 	}
@@ -76,7 +76,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	return c, nil
 }
 
-func (c *cq) openFDs() (err error) {
+func (c *compQueue) openFDs() (err error) {
 	if c.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
@@ -98,16 +98,16 @@ func (c *cq) openFDs() (err error) {
 	return nil
 }
 
-func (c *cq) closeFDs() {
+func (c *compQueue) closeFDs() {
 	unix.Close(c.epfd)
 	unix.Close(c.WakeFD())
 }
 
 // FD implements verbs.CQ.
-func (c *cq) FD() int { return c.epfd }
+func (c *compQueue) FD() int { return c.epfd }
 
 // nextSend returns the place of the next send, with room for n elements.
-func (c *cq) nextSend(n int) *cSend {
+func (c *compQueue) nextSend(n int) *cSend {
 	if c.nsend == len(c.sends) || c.nsge+n > len(c.sges) {
 		c.Flush()
 	}
@@ -115,14 +115,14 @@ func (c *cq) nextSend(n int) *cSend {
 	return &c.sends[c.nsend-1]
 }
 
-func (c *cq) addSGE(g *verbs.SGE) {
+func (c *compQueue) addSGE(g *verbs.SGE) {
 	s := &c.sges[c.nsge]
 	s.addr, s.length, s.lkey = addrOf(g.Buf), C.uint32_t(len(g.Buf)), C.uint32_t(g.LKey)
 	c.nsge++
 }
 
 // nextRecv returns the place of the next receive.
-func (c *cq) nextRecv() *cRecv {
+func (c *compQueue) nextRecv() *cRecv {
 	if c.nrecv == len(c.recvs) {
 		c.Flush()
 	}
@@ -131,14 +131,14 @@ func (c *cq) nextRecv() *cRecv {
 }
 
 // Poll implements verbs.CQ.
-func (c *cq) Poll(wcs []verbs.WC) int {
+func (c *compQueue) Poll(wcs []verbs.WC) int {
 	if c.Asked() {
-		c.control()
+		c.runControl()
 	}
-	n := c.reap(wcs)
+	n := c.reapCompletions(wcs)
 	if c.at == c.have && n < len(wcs) {
-		empty := c.turn(len(wcs)-n) == 0
-		n += c.reap(wcs[n:])
+		empty := c.pollC(len(wcs)-n) == 0
+		n += c.reapCompletions(wcs[n:])
 		if empty {
 			c.ended = append(c.ended, c.drained...)
 			c.drained = c.drained[:0]
@@ -147,20 +147,20 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 		c.Flush()
 	}
 	if len(c.ended) > 0 {
-		n += c.finish(wcs[n:])
+		n += c.flushEnded(wcs[n:])
 	}
 	return n
 }
 
 // Flush implements verbs.CQ.
-func (c *cq) Flush() {
+func (c *compQueue) Flush() {
 	if c.nsend+c.nrecv > 0 {
-		c.turn(0)
+		c.pollC(0)
 	}
 }
 
-// turn crosses into C. With room for completions none may wait in wcs.
-func (c *cq) turn(room int) int {
+// pollC crosses into C. With room for completions none may wait in wcs.
+func (c *compQueue) pollC(room int) int {
 	got := int(C.rv_turn(c.c, C.int(c.nrecv), C.int(c.nsend), C.int(min(room, len(c.wcs)))))
 	c.nrecv, c.nsend, c.nsge = 0, 0, 0
 	if room > 0 {
@@ -172,19 +172,19 @@ func (c *cq) turn(room int) int {
 	return got
 }
 
-// reap hands over completions that C has left in wcs.
-func (c *cq) reap(wcs []verbs.WC) (n int) {
+// reapCompletions hands over completions that C has left in wcs.
+func (c *compQueue) reapCompletions(wcs []verbs.WC) (n int) {
 	for ; c.at < c.have && n < len(wcs); c.at++ {
 		w := &c.wcs[c.at]
-		if q := c.lookup(uint64(w.wr_id)); q != nil && q.done(w, &wcs[n]) {
+		if q := c.findQP(uint64(w.wr_id)); q != nil && q.fillCompletion(w, &wcs[n]) {
 			n++
 		}
 	}
 	return n
 }
 
-// lookup finds the queue pair of a wr_id.
-func (c *cq) lookup(id uint64) *qp {
+// findQP finds the queue pair of a wr_id.
+func (c *compQueue) findQP(id uint64) *qp {
 	slots := *c.slots.Load()
 	slot := id >> slotShift
 	if slot >= uint64(len(slots)) {
@@ -196,10 +196,10 @@ func (c *cq) lookup(id uint64) *qp {
 	return nil
 }
 
-// finish flushes connections that have ended.
-func (c *cq) finish(wcs []verbs.WC) (n int) {
+// flushEnded flushes connections that have ended.
+func (c *compQueue) flushEnded(wcs []verbs.WC) (n int) {
 	for len(c.ended) > 0 && n < len(wcs) {
-		k, last := c.ended[0].flush(wcs[n:])
+		k, last := c.ended[0].flushRequests(wcs[n:])
 		n += k
 		if !last {
 			break
@@ -210,11 +210,11 @@ func (c *cq) finish(wcs []verbs.WC) (n int) {
 }
 
 // postFailed ends the connections with requests that the library refused.
-func (c *cq) postFailed() {
+func (c *compQueue) postFailed() {
 	for i := range c.c.failures[:c.c.nfailures] {
 		f := &c.c.failures[i]
-		q := c.lookup(uint64(f.wr_id))
-		if q == nil || q.closing || !q.is(phaseUp) {
+		q := c.findQP(uint64(f.wr_id))
+		if q == nil || q.closing || !q.inPhase(phaseUp) {
 			continue // it is ending
 		}
 		c.dev.f.cfg.Logger.Error("ibverbs: the device does not take a request", "device", c.dev.info.Name, "remote", q.RemoteAddr(), "err", errnoOf(f.err))
@@ -224,7 +224,7 @@ func (c *cq) postFailed() {
 }
 
 // Arm implements verbs.CQ.
-func (c *cq) Arm() bool {
+func (c *compQueue) Arm() bool {
 	c.Flush()
 	if c.Asked() || c.at < c.have || len(c.ended)+len(c.drained) > 0 {
 		return false
@@ -232,36 +232,36 @@ func (c *cq) Arm() bool {
 	if C.rv_arm(c.c) != 0 {
 		return false
 	}
-	return c.turn(len(c.wcs)) == 0
+	return c.pollC(len(c.wcs)) == 0
 }
 
 // Control path.
 
-// control handles the requests of other goroutines. Owner.
-func (c *cq) control() {
+// runControl handles the requests of other goroutines. Owner.
+func (c *compQueue) runControl() {
 	var b [8]byte
 	unix.Read(c.WakeFD(), b[:])
 	list := c.Take()
 	c.Flush() // nothing of a queue pair that is to go may wait for the next turn
 	for _, q := range list {
 		switch {
-		case q.is(phaseEnding) && !q.closing:
+		case q.inPhase(phaseEnding) && !q.closing:
 			q.closing = true
-			go q.release()
-		case q.is(phaseGone):
+			go q.destroyQP()
+		case q.inPhase(phaseGone):
 			c.drained = append(c.drained, q)
 		}
 	}
 }
 
-// add gives q a slot.
-func (c *cq) add(q *qp) error {
+// addQP gives q a slot.
+func (c *compQueue) addQP(q *qp) error {
 	if c.Closed() {
 		return verbs.ErrClosed
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.free) == 0 && !c.grow() {
+	if len(c.free) == 0 && !c.growSlots() {
 		return fmt.Errorf("the completion queue has %d queue pairs already", maxSlots)
 	}
 	slot := c.free[len(c.free)-1]
@@ -272,7 +272,7 @@ func (c *cq) add(q *qp) error {
 	return nil
 }
 
-func (c *cq) grow() bool {
+func (c *compQueue) growSlots() bool {
 	old := *c.slots.Load()
 	if len(old) == maxSlots {
 		return false
@@ -289,8 +289,8 @@ func (c *cq) grow() bool {
 	return true
 }
 
-// remove takes the slot of q back.
-func (c *cq) remove(q *qp) {
+// removeQP takes the slot of q back.
+func (c *compQueue) removeQP(q *qp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slot := int(q.slot >> slotShift)
@@ -300,7 +300,7 @@ func (c *cq) remove(q *qp) {
 }
 
 // Close implements verbs.CQ.
-func (c *cq) Close() error {
+func (c *compQueue) Close() error {
 	return c.Shut(func() error {
 		if err := errnoOf(C.rv_destroy_cq(c.c)); err != nil {
 			return fmt.Errorf("close completion queue of %s: %w", c.dev.info.Name, err)

@@ -81,9 +81,9 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) { return d.
 // Close does nothing: devices belong to the fabric.
 func (d *Device) Close() error { return nil }
 
-// connectable returns an error unless an identifier that was bound to ctx
+// checkContext returns an error unless an identifier that was bound to ctx
 // belongs to this device.
-func (d *Device) connectable(ctx *cContext) error {
+func (d *Device) checkContext(ctx *cContext) error {
 	if ctx == d.ctx {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (d *Device) asyncEvents() {
 			return
 		}
 		if err != nil {
-			d.lose(err.Error())
+			d.endAll(err.Error())
 			return
 		}
 		switch {
@@ -112,14 +112,14 @@ func (d *Device) asyncEvents() {
 				q.Disconnect()
 			}
 		case kind == C.IBV_EVENT_DEVICE_FATAL:
-			d.lose(C.GoString(C.rv_async_str(kind)))
+			d.endAll(C.GoString(C.rv_async_str(kind)))
 			return
 		}
 	}
 }
 
-// lose ends all connections of a device that is gone.
-func (d *Device) lose(why string) {
+// endAll ends all connections of a device that is gone.
+func (d *Device) endAll(why string) {
 	if d.lost.Swap(true) {
 		return
 	}
@@ -129,7 +129,7 @@ func (d *Device) lose(why string) {
 		q.Disconnect()
 	}
 	d.mu.Unlock()
-	d.f.wake()
+	d.f.wakeRun()
 }
 
 // addQP makes q known to asyncEvents.
@@ -148,7 +148,7 @@ func (d *Device) removeQP(num uint32) {
 // CreateQP implements verbs.Device.
 func (d *Device) CreateQP(v verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	p, ok := v.(*pd)
-	c, ok2 := cfg.CQ.(*cq)
+	c, ok2 := cfg.CQ.(*compQueue)
 	switch {
 	case !ok || !ok2 || p.dev != d || c.dev != d:
 		return nil, fmt.Errorf("create queue pair on %s: %w", d.info.Name, errNotOurs)
@@ -158,7 +158,7 @@ func (d *Device) CreateQP(v verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 		return nil, fmt.Errorf("create queue pair on %s: %d elements, 1 to %d are possible", d.info.Name, cfg.MaxSGE, d.info.MaxSGE)
 	}
 	q := newQP(d, p, c, cfg)
-	if err := c.add(q); err != nil {
+	if err := c.addQP(q); err != nil {
 		return nil, fmt.Errorf("create queue pair on %s: %w", d.info.Name, err)
 	}
 	return q, nil
@@ -172,7 +172,7 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if !ok || q.dev != d {
 		return nil, fmt.Errorf("connect to %s: %w", verbs.AddrPortString(p.Dst), errNotOurs)
 	}
-	private, err := q.connect(ctx, p)
+	private, err := q.connectQP(ctx, p)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", verbs.AddrPortString(p.Dst), err)
 	}

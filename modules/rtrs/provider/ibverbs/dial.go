@@ -14,19 +14,19 @@ import (
 
 // The active side of a connection.
 
-func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
+func (q *qp) connectQP(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
 	if len(p.Private) > verbs.MaxPrivate {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d", len(p.Private), verbs.MaxPrivate)
 	}
-	if !q.move(phaseIdle, phaseConnecting) {
+	if !q.setPhase(phaseIdle, phaseConnecting) {
 		return nil, errUsed
 	}
-	private, err := q.dial(ctx, p)
+	private, err := q.dialSteps(ctx, p)
 	if err == nil {
-		q.patience()
+		q.setRetries()
 		return private, nil
 	}
-	if q.move(phaseConnecting, phaseFailed) {
+	if q.setPhase(phaseConnecting, phaseFailed) {
 		q.freeID()
 		return nil, err
 	}
@@ -34,29 +34,29 @@ func (q *qp) connect(ctx context.Context, p verbs.ConnectParams) ([]byte, error)
 	return e.private, nil
 }
 
-// dial is connect in the order of the connection manager's events. Once it is
+// dialSteps is connect in the order of the connection manager's events. Once it is
 // established the queue pair is up, by cmEvent.
-func (q *qp) dial(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
+func (q *qp) dialSteps(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
 	f := q.dev.f
-	id, err := f.reach(ctx, q, q.answers, p.Src, p.Dst)
+	id, err := f.boundID(ctx, q, q.answers, p.Src, p.Dst)
 	if err != nil {
 		return nil, err
 	}
 	q.setID(id)
-	if err := q.dev.connectable(C.rv_id_context(id.id)); err != nil {
+	if err := q.dev.checkContext(C.rv_id_context(id.id)); err != nil {
 		return nil, err
 	}
-	if err := q.create(id); err != nil {
+	if err := q.createQP(id); err != nil {
 		return nil, err
 	}
-	if err := id.route(ctx, q.answers); err != nil {
+	if err := id.resolveRoute(ctx, q.answers); err != nil {
 		return nil, err
 	}
 	q.setAddrs(id)
 	if err := errnoOf(C.rv_connect(id.id, bytePointer(p.Private), C.int(len(p.Private)), C.int(f.cfg.IRD), C.int(f.cfg.ORD))); err != nil {
 		return nil, err
 	}
-	e, err := q.answers.await(ctx, C.RDMA_CM_EVENT_ESTABLISHED)
+	e, err := q.answers.awaitEvent(ctx, C.RDMA_CM_EVENT_ESTABLISHED)
 	if e.kind == C.RDMA_CM_EVENT_REJECTED && e.status == rejectConsumer {
 		return nil, &verbs.RejectError{Private: e.private}
 	}
@@ -64,8 +64,8 @@ func (q *qp) dial(ctx context.Context, p verbs.ConnectParams) ([]byte, error) {
 }
 
 // cmEvent takes the events of q's identifier.
-func (q *qp) cmEvent(e event) {
-	if q.is(phaseConnecting) {
+func (q *qp) cmEvent(e cmEventCopy) {
+	if q.inPhase(phaseConnecting) {
 		if e.kind == C.RDMA_CM_EVENT_ESTABLISHED && !q.goUp() {
 			return
 		}
@@ -79,7 +79,7 @@ func (q *qp) cmEvent(e event) {
 	case C.RDMA_CM_EVENT_ESTABLISHED:
 		// The passive side is up before the peer's last word has come, and the connection
 		// manager sends no word of an end until then, without an error.
-		if !q.is(phaseUp) {
+		if !q.inPhase(phaseUp) {
 			go q.tellPeer()
 		}
 	}

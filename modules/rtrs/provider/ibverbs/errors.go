@@ -36,7 +36,7 @@ func libraryError(said string) error {
 }
 
 // registerError explains why size bytes were not registered on a device.
-func registerError(device string, size int, errno syscall.Errno, m memlock) error {
+func registerError(device string, size int, errno syscall.Errno, m memlockUsage) error {
 	err := fmt.Errorf("register %d bytes on %s: %w", size, device, errno)
 	if errno != syscall.ENOMEM && errno != syscall.EPERM && errno != syscall.EAGAIN || m.unlimited {
 		return err
@@ -49,8 +49,8 @@ func registerError(device string, size int, errno syscall.Errno, m memlock) erro
 		err, m.limit, m.pinned, m.pinned+uint64(size)-m.limit, m.pinned+uint64(size))
 }
 
-// memlock is the limit of locked memory and its use, in bytes.
-type memlock struct {
+// memlockUsage is the limit of locked memory and its use, in bytes.
+type memlockUsage struct {
 	limit, pinned uint64
 	unlimited     bool
 }
@@ -75,8 +75,8 @@ const (
 	rejectConsumer       = 28
 )
 
-// rejected explains a refusal that is not the peer's consumer's.
-func rejected(reason int) error {
+// rejectError explains a refusal that is not the peer's consumer's.
+func rejectError(reason int) error {
 	if reason == rejectInvalidService {
 		return fmt.Errorf("nobody listens there on RDMA: %w", syscall.ECONNREFUSED)
 	}

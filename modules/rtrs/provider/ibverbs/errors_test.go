@@ -10,7 +10,7 @@ import (
 )
 
 func TestErrorsSayWhatToDo(t *testing.T) {
-	tight := memlock{limit: 8 << 20, pinned: 1 << 20}
+	tight := memlockUsage{limit: 8 << 20, pinned: 1 << 20}
 	for name, tt := range map[string]struct {
 		err  error
 		is   error
@@ -22,8 +22,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		"missing CM library":    {libraryError("librdmacm.so.1: cannot open shared object file"), verbs.ErrUnsupported, []string{"Debian package librdmacm1"}},
 		"no device":             {noDevice(), ErrNoDevice, []string{"rdma link add", "iwarp"}},
 		"not built in":          {ErrNotBuilt, verbs.ErrUnsupported, []string{"cgo", "libibverbs-dev", "librdmacm-dev"}},
-		"nobody listens":        {rejected(8), syscall.ECONNREFUSED, []string{"nobody listens"}},
-		"other refusal":         {rejected(5), syscall.ECONNREFUSED, []string{"reason 5"}},
+		"nobody listens":        {rejectError(8), syscall.ECONNREFUSED, []string{"nobody listens"}},
+		"other refusal":         {rejectError(5), syscall.ECONNREFUSED, []string{"reason 5"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !errors.Is(tt.err, tt.is) {
@@ -40,9 +40,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 
 func TestOtherFailuresDoNotBlameTheLimit(t *testing.T) {
 	for name, err := range map[string]error{
-		"no such right":   registerError("rxe0", 1<<20, syscall.EINVAL, memlock{limit: 1}),
-		"enough left":     registerError("rxe0", 1<<20, syscall.ENOMEM, memlock{limit: 8 << 20}),
-		"no limit at all": registerError("rxe0", 1<<20, syscall.ENOMEM, memlock{unlimited: true}),
+		"no such right":   registerError("rxe0", 1<<20, syscall.EINVAL, memlockUsage{limit: 1}),
+		"enough left":     registerError("rxe0", 1<<20, syscall.ENOMEM, memlockUsage{limit: 8 << 20}),
+		"no limit at all": registerError("rxe0", 1<<20, syscall.ENOMEM, memlockUsage{unlimited: true}),
 	} {
 		if strings.Contains(err.Error(), "limit") {
 			t.Errorf("%s: %v", name, err)

@@ -21,22 +21,22 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// event is one of the connection manager, copied.
-type event struct {
+// cmEventCopy is one of the connection manager, copied.
+type cmEventCopy struct {
 	kind    C.int // enum rdma_cm_event_type
 	status  int
 	id      *cID // of a connection request
 	private []byte
 }
 
-// sink takes the events of an id, on the goroutine that reads them: it must
+// eventSink takes the events of an id, on the goroutine that reads them: it must
 // not block.
-type sink interface{ cmEvent(event) }
+type eventSink interface{ cmEvent(cmEventCopy) }
 
-// waiter hands events to whoever waits for them.
-type waiter chan event
+// eventWaiter hands events to whoever waits for them.
+type eventWaiter chan cmEventCopy
 
-func (w waiter) cmEvent(e event) {
+func (w eventWaiter) cmEvent(e cmEventCopy) {
 	select {
 	case w <- e:
 	default: // no receiver waits for that many
@@ -48,29 +48,29 @@ type cmID struct {
 	f      *Fabric
 	id     *cID
 	handle uint64
-	sink   sink // guarded by Fabric.mu
+	sink   eventSink // guarded by Fabric.mu
 }
 
 // newID makes an identifier for addresses of addr's family.
-func (f *Fabric) newID(s sink, addr netip.Addr) (*cmID, error) {
-	i := f.register(s)
+func (f *Fabric) newID(s eventSink, addr netip.Addr) (*cmID, error) {
+	i := f.createID(s)
 	family := toC(netip.AddrPortFrom(addr, 0)).family
 	if err := errnoOf(C.rv_create_id(f.channel, C.uint64_t(i.handle), family, &i.id)); err != nil {
-		f.remove(i)
+		f.removeID(i)
 		return nil, fmt.Errorf("make a connection identifier: %w", err)
 	}
 	return i, nil
 }
 
-// adopt makes an identifier of the one that came with a request.
-func (f *Fabric) adopt(id *cID, s sink) *cmID {
-	i := f.register(s)
+// adoptID makes an identifier of the one that came with a request.
+func (f *Fabric) adoptID(id *cID, s eventSink) *cmID {
+	i := f.createID(s)
 	i.id = id
 	C.rv_adopt_id(id, C.uint64_t(i.handle))
 	return i
 }
 
-func (f *Fabric) register(s sink) *cmID {
+func (f *Fabric) createID(s eventSink) *cmID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.handles++
@@ -79,22 +79,22 @@ func (f *Fabric) register(s sink) *cmID {
 	return i
 }
 
-func (f *Fabric) remove(i *cmID) {
+func (f *Fabric) removeID(i *cmID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.ids, i.handle)
 }
 
-// pass gives later events to s.
-func (i *cmID) pass(s sink) {
+// setSink gives later events to s.
+func (i *cmID) setSink(s eventSink) {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
 	i.sink = s
 }
 
-// destroy frees the identifier and its queue pair.
-func (i *cmID) destroy() {
-	i.f.remove(i)
+// destroyID frees the identifier and its queue pair.
+func (i *cmID) destroyID() {
+	i.f.removeID(i)
 	C.rv_destroy_id(i.id)
 }
 
@@ -110,20 +110,20 @@ func (i *cmID) remoteAddr() netip.AddrPort {
 	return fromC(&a)
 }
 
-// reach returns an identifier that is bound to the device that leads from src to
+// boundID returns an identifier that is bound to the device that leads from src to
 // dst. Over Ethernet Linux finds no route for a GID (ENODEV): there its IP address
 // is taken.
-func (f *Fabric) reach(ctx context.Context, s sink, w waiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
-	id, err := f.resolve(ctx, s, w, src, dst)
+func (f *Fabric) boundID(ctx context.Context, s eventSink, w eventWaiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
+	id, err := f.resolveAddr(ctx, s, w, src, dst)
 	if !verbs.IsGID(dst.Addr()) || err == nil && id.linkLayer() == "InfiniBand" {
 		return id, err
 	}
 	if err == nil {
-		id.destroy()
+		id.destroyID()
 	}
 	p, ipErr := verbs.ConnectParams{Src: src, Dst: dst}.IP()
 	if ipErr == nil {
-		id, ipErr = f.resolve(ctx, s, w, p.Src, p.Dst)
+		id, ipErr = f.resolveAddr(ctx, s, w, p.Src, p.Dst)
 	}
 	if err != nil && ipErr != nil {
 		return nil, fmt.Errorf("on InfiniBand: %w; on Ethernet: %w", err, ipErr)
@@ -131,13 +131,13 @@ func (f *Fabric) reach(ctx context.Context, s sink, w waiter, src netip.Addr, ds
 	return id, ipErr
 }
 
-func (f *Fabric) resolve(ctx context.Context, s sink, w waiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
+func (f *Fabric) resolveAddr(ctx context.Context, s eventSink, w eventWaiter, src netip.Addr, dst netip.AddrPort) (*cmID, error) {
 	id, err := f.newID(s, dst.Addr())
 	if err != nil {
 		return nil, err
 	}
-	if err := id.resolve(ctx, w, src, dst); err != nil {
-		id.destroy()
+	if err := id.resolveDevice(ctx, w, src, dst); err != nil {
+		id.destroyID()
 		return nil, err
 	}
 	return id, nil
@@ -153,8 +153,8 @@ func (i *cmID) linkLayer() string {
 	return strings.TrimSpace(string(text))
 }
 
-// resolve finds the device and the way to dst.
-func (i *cmID) resolve(ctx context.Context, w waiter, src netip.Addr, dst netip.AddrPort) error {
+// resolveDevice finds the device and the way to dst.
+func (i *cmID) resolveDevice(ctx context.Context, w eventWaiter, src netip.Addr, dst netip.AddrPort) error {
 	s, d := toC(netip.AddrPortFrom(src, 0)), toC(dst)
 	err := errnoOf(C.rv_resolve_addr(i.id, &s, &d, C.int(resolveTimeout.Milliseconds())))
 	switch {
@@ -163,16 +163,16 @@ func (i *cmID) resolve(ctx context.Context, w waiter, src netip.Addr, dst netip.
 	case err != nil:
 		return fmt.Errorf("resolve: %w", err)
 	}
-	_, err = w.await(ctx, C.RDMA_CM_EVENT_ADDR_RESOLVED)
+	_, err = w.awaitEvent(ctx, C.RDMA_CM_EVENT_ADDR_RESOLVED)
 	return err
 }
 
-// route finds the route to the address that was resolved.
-func (i *cmID) route(ctx context.Context, w waiter) error {
+// resolveRoute finds the route to the address that was resolved.
+func (i *cmID) resolveRoute(ctx context.Context, w eventWaiter) error {
 	if err := errnoOf(C.rv_resolve_route(i.id, C.int(resolveTimeout.Milliseconds()))); err != nil {
 		return fmt.Errorf("RDMA route: %w", err)
 	}
-	_, err := w.await(ctx, C.RDMA_CM_EVENT_ROUTE_RESOLVED)
+	_, err := w.awaitEvent(ctx, C.RDMA_CM_EVENT_ROUTE_RESOLVED)
 	return err
 }
 
@@ -183,21 +183,21 @@ func orDestination(src, dst netip.Addr) netip.Addr {
 	return dst
 }
 
-// await waits for an event of the wanted kind; others are failures.
-func (w waiter) await(ctx context.Context, want C.int) (event, error) {
+// awaitEvent waits for an event of the wanted kind; others are failures.
+func (w eventWaiter) awaitEvent(ctx context.Context, want C.int) (cmEventCopy, error) {
 	select {
 	case e := <-w:
 		if e.kind == want {
 			return e, nil
 		}
-		return e, e.failure()
+		return e, e.eventError()
 	case <-ctx.Done():
-		return event{}, context.Cause(ctx)
+		return cmEventCopy{}, context.Cause(ctx)
 	}
 }
 
-// failure explains an event that is not the one that was waited for.
-func (e *event) failure() error {
+// eventError explains an event that is not the one that was waited for.
+func (e *cmEventCopy) eventError() error {
 	errno := syscall.Errno(max(-e.status, 0))
 	if errno == 0 {
 		errno = syscall.ECONNABORTED
@@ -213,7 +213,7 @@ func (e *event) failure() error {
 	case C.RDMA_CM_EVENT_UNREACHABLE:
 		return fmt.Errorf("the peer does not answer: %w", errno)
 	case C.RDMA_CM_EVENT_REJECTED:
-		return rejected(e.status)
+		return rejectError(e.status)
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
 		return fmt.Errorf("the device was removed: %w", syscall.ENODEV)
 	}
@@ -223,7 +223,7 @@ func (e *event) failure() error {
 // run reads the events of the connection manager and of the devices, for as
 // long as the process lives: identifiers may be in use after Close.
 func (f *Fabric) run(ch *cChannel) {
-	fds := f.watched(ch)
+	fds := f.pollFDs(ch)
 	for {
 		if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
 			f.cfg.Logger.Error("ibverbs: wait for events", "err", err)
@@ -232,7 +232,7 @@ func (f *Fabric) run(ch *cChannel) {
 		if fds[1].Revents != 0 {
 			var b [8]byte
 			unix.Read(f.wakefd, b[:])
-			fds = f.watched(ch)
+			fds = f.pollFDs(ch)
 			continue
 		}
 		f.cmEvents(ch)
@@ -240,8 +240,8 @@ func (f *Fabric) run(ch *cChannel) {
 	}
 }
 
-// watched are the descriptors of run.
-func (f *Fabric) watched(ch *cChannel) []unix.PollFd {
+// pollFDs are the descriptors of run.
+func (f *Fabric) pollFDs(ch *cChannel) []unix.PollFd {
 	fds := []unix.PollFd{{Fd: int32(C.rv_channel_fd(ch)), Events: unix.POLLIN}, {Fd: int32(f.wakefd), Events: unix.POLLIN}}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -264,17 +264,17 @@ func (f *Fabric) cmEvents(ch *cChannel) {
 			f.cfg.Logger.Error("ibverbs: read connection event", "err", err)
 			return
 		}
-		e := event{kind: c._type, status: int(c.status), id: c.id}
+		e := cmEventCopy{kind: c._type, status: int(c.status), id: c.id}
 		if c.private_len > 0 {
 			e.private = C.GoBytes(unsafe.Pointer(&c.private_data[0]), c.private_len)
 		}
-		f.deliver(uint64(c.handle), e)
+		f.deliverEvent(uint64(c.handle), e)
 	}
 }
 
-func (f *Fabric) deliver(handle uint64, e event) {
+func (f *Fabric) deliverEvent(handle uint64, e cmEventCopy) {
 	f.mu.Lock()
-	var s sink
+	var s eventSink
 	if i := f.ids[handle]; i != nil {
 		s = i.sink
 	}

@@ -61,8 +61,8 @@ func (f *Fabric) Connect(context.Context, verbs.QP, verbs.ConnectParams) ([]byte
 	return nil, errChooser
 }
 
-// start opens the libraries and the channel of the connection manager.
-func (f *Fabric) start() error {
+// openChannel opens the libraries and the channel of the connection manager.
+func (f *Fabric) openChannel() error {
 	if said := C.rv_load(); said != nil {
 		return libraryError(C.GoString(said))
 	}
@@ -90,15 +90,15 @@ func (f *Fabric) start() error {
 	return nil
 }
 
-// wake lets run look at its descriptors again.
-func (f *Fabric) wake() { unix.Write(f.wakefd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+// wakeRun lets run look at its descriptors again.
+func (f *Fabric) wakeRun() { unix.Write(f.wakefd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
 // Devices returns the RDMA devices of the host.
 func (f *Fabric) Devices() ([]*Device, error) {
-	if err := f.start(); err != nil {
+	if err := f.openChannel(); err != nil {
 		return nil, err
 	}
-	if err := f.refresh(); err != nil {
+	if err := f.refreshDevices(); err != nil {
 		return nil, err
 	}
 	var list []*Device
@@ -110,8 +110,8 @@ func (f *Fabric) Devices() ([]*Device, error) {
 	return list, nil
 }
 
-// refresh looks for devices that are new.
-func (f *Fabric) refresh() error {
+// refreshDevices looks for devices that are new.
+func (f *Fabric) refreshDevices() error {
 	f.scan.Lock()
 	defer f.scan.Unlock()
 	var found [64]C.struct_rv_device
@@ -130,7 +130,7 @@ func (f *Fabric) refresh() error {
 		f.mu.Lock()
 		f.devices[d.ctx] = d
 		f.mu.Unlock()
-		f.wake()
+		f.wakeRun()
 	}
 	if n == 0 {
 		return noDevice()
@@ -150,7 +150,7 @@ func (f *Fabric) deviceOf(ctx *cContext) (*Device, error) {
 		if d != nil {
 			return d, nil
 		}
-		if err := f.refresh(); err != nil {
+		if err := f.refreshDevices(); err != nil {
 			return nil, err
 		}
 	}
@@ -171,15 +171,15 @@ func (f *Fabric) DeviceFor(ctx context.Context, src, dst netip.Addr) (verbs.Devi
 }
 
 func (f *Fabric) deviceFor(ctx context.Context, src, dst netip.Addr) (*Device, error) {
-	if err := f.start(); err != nil {
+	if err := f.openChannel(); err != nil {
 		return nil, err
 	}
-	w := waiter(make(chan event, 4))
-	id, err := f.reach(ctx, w, w, src, netip.AddrPortFrom(dst, 1))
+	w := eventWaiter(make(chan cmEventCopy, 4))
+	id, err := f.boundID(ctx, w, w, src, netip.AddrPortFrom(dst, 1))
 	if err != nil {
 		return nil, err
 	}
-	defer id.destroy()
+	defer id.destroyID()
 	return f.deviceOf(C.rv_id_context(id.id))
 }
 

@@ -22,12 +22,12 @@ func overEthernet(t testing.TB, device string) bool {
 }
 
 // resolveGID resolves dst as an address of InfiniBand, without a second try by IP.
-func resolveGID(t *testing.T, f *Fabric, src netip.Addr, dst netip.AddrPort) (*cmID, waiter, error) {
+func resolveGID(t *testing.T, f *Fabric, src netip.Addr, dst netip.AddrPort) (*cmID, eventWaiter, error) {
 	t.Helper()
-	w := make(waiter, 4)
-	id, err := f.resolve(t.Context(), w, w, src, dst)
+	w := make(eventWaiter, 4)
+	id, err := f.resolveAddr(t.Context(), w, w, src, dst)
 	if err == nil {
-		t.Cleanup(id.destroy)
+		t.Cleanup(id.destroyID)
 	}
 	return id, w, err
 }
@@ -52,7 +52,7 @@ func TestLinuxHasNoRouteToAGIDOverEthernet(t *testing.T) {
 		if id.remoteAddr() != netip.AddrPortFrom(gid, 1234) || !verbs.IsGID(id.localAddr().Addr()) || id.linkLayer() != "Ethernet" {
 			t.Errorf("resolved from %v to %v on %q", id.localAddr(), id.remoteAddr(), id.linkLayer())
 		}
-		if err := id.route(t.Context(), w); !errors.Is(err, syscall.ENODEV) {
+		if err := id.resolveRoute(t.Context(), w); !errors.Is(err, syscall.ENODEV) {
 			t.Errorf("route to %s: %v, want ENODEV", verbs.AddrString(gid), err)
 		}
 		if _, _, err := resolveGID(t, f, gid, netip.AddrPortFrom(gid, 1234)); !errors.Is(err, syscall.ENODEV) {

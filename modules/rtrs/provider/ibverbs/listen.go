@@ -30,7 +30,7 @@ type listener struct {
 	f     *Fabric
 	ids   []*cmID
 	addr  netip.AddrPort
-	queue chan *request
+	queue chan *connRequest
 
 	once   sync.Once
 	closed chan struct{}
@@ -39,22 +39,22 @@ type listener struct {
 // Listen implements verbs.Device. A wildcard address is that of all devices,
 // those to come included; that of IPv6 stands for GIDs too.
 func (f *Fabric) Listen(addr netip.AddrPort) (verbs.Listener, error) {
-	l, err := f.listen(addr)
+	l, err := f.listenOn(addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", verbs.AddrPortString(addr), err)
 	}
 	return l, nil
 }
 
-func (f *Fabric) listen(addr netip.AddrPort) (*listener, error) {
-	if err := f.start(); err != nil {
+func (f *Fabric) listenOn(addr netip.AddrPort) (*listener, error) {
+	if err := f.openChannel(); err != nil {
 		return nil, err
 	}
-	if err := f.refresh(); err != nil {
+	if err := f.refreshDevices(); err != nil {
 		return nil, err
 	}
-	l := &listener{f: f, queue: make(chan *request, backlog), closed: make(chan struct{})}
-	if err := l.bind(addr); err != nil {
+	l := &listener{f: f, queue: make(chan *connRequest, backlog), closed: make(chan struct{})}
+	if err := l.bindID(addr); err != nil {
 		if errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EADDRNOTAVAIL) {
 			return nil, fmt.Errorf("%w has this address: %w", ErrNoDevice, err)
 		}
@@ -63,7 +63,7 @@ func (f *Fabric) listen(addr netip.AddrPort) (*listener, error) {
 	l.addr = netip.AddrPortFrom(addr.Addr(), l.ids[0].localAddr().Port())
 	if addr.Addr() == netip.IPv6Unspecified() {
 		gids := netip.AddrPortFrom(verbs.GID(netip.IPv6Unspecified()), l.addr.Port())
-		if err := l.bind(gids); err != nil {
+		if err := l.bindID(gids); err != nil {
 			f.cfg.Logger.Warn("ibverbs: clients reach this listener by IP address, not by GID", "listener", l.addr, "err", err)
 		}
 	}
@@ -73,15 +73,15 @@ func (f *Fabric) listen(addr netip.AddrPort) (*listener, error) {
 	return l, nil
 }
 
-// bind makes an identifier that listens at addr.
-func (l *listener) bind(addr netip.AddrPort) error {
+// bindID makes an identifier that listens at addr.
+func (l *listener) bindID(addr netip.AddrPort) error {
 	id, err := l.f.newID(l, addr.Addr())
 	if err != nil {
 		return err
 	}
 	at := toC(addr)
 	if err := errnoOf(C.rv_listen(id.id, &at, backlog)); err != nil {
-		id.destroy()
+		id.destroyID()
 		return err
 	}
 	l.ids = append(l.ids, id)
@@ -89,12 +89,12 @@ func (l *listener) bind(addr netip.AddrPort) error {
 }
 
 // cmEvent takes a request.
-func (l *listener) cmEvent(e event) {
+func (l *listener) cmEvent(e cmEventCopy) {
 	if e.kind != C.RDMA_CM_EVENT_CONNECT_REQUEST {
 		return
 	}
-	r := &request{f: l.f, private: e.private}
-	r.id = l.f.adopt(e.id, r)
+	r := &connRequest{f: l.f, private: e.private}
+	r.id = l.f.adoptID(e.id, r)
 	select {
 	case <-l.closed:
 	case l.queue <- r:
@@ -131,7 +131,7 @@ func (l *listener) Close() error {
 		delete(l.f.lists, l)
 		l.f.mu.Unlock()
 		for _, id := range l.ids {
-			id.destroy()
+			id.destroyID()
 		}
 		for {
 			select {
@@ -146,8 +146,8 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// request implements verbs.DeviceRequest.
-type request struct {
+// connRequest implements verbs.DeviceRequest.
+type connRequest struct {
 	f       *Fabric
 	id      *cmID
 	private []byte
@@ -155,14 +155,14 @@ type request struct {
 }
 
 // cmEvent takes the events before the answer.
-func (r *request) cmEvent(event) { r.gone.Store(true) }
+func (r *connRequest) cmEvent(cmEventCopy) { r.gone.Store(true) }
 
-func (r *request) Private() []byte            { return r.private }
-func (r *request) LocalAddr() netip.AddrPort  { return r.id.localAddr() }
-func (r *request) RemoteAddr() netip.AddrPort { return r.id.remoteAddr() }
+func (r *connRequest) Private() []byte            { return r.private }
+func (r *connRequest) LocalAddr() netip.AddrPort  { return r.id.localAddr() }
+func (r *connRequest) RemoteAddr() netip.AddrPort { return r.id.remoteAddr() }
 
 // Device implements verbs.DeviceRequest. It is nil when the device was removed.
-func (r *request) Device() verbs.Device {
+func (r *connRequest) Device() verbs.Device {
 	d, err := r.f.deviceOf(C.rv_id_context(r.id.id))
 	if err != nil {
 		return nil
@@ -171,7 +171,7 @@ func (r *request) Device() verbs.Device {
 }
 
 // Accept implements verbs.ConnRequest.
-func (r *request) Accept(v verbs.QP, private []byte) error {
+func (r *connRequest) Accept(v verbs.QP, private []byte) error {
 	q, ok := v.(*qp)
 	if !ok || q.dev.f != r.f {
 		r.Reject(nil)
@@ -185,17 +185,17 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 	return nil
 }
 
-func (r *request) accept(q *qp, private []byte) error {
-	if !q.move(phaseIdle, phaseConnecting) {
+func (r *connRequest) accept(q *qp, private []byte) error {
+	if !q.setPhase(phaseIdle, phaseConnecting) {
 		return errUsed
 	}
 	q.setAddrs(r.id)
-	err := q.dev.connectable(C.rv_id_context(r.id.id))
+	err := q.dev.checkContext(C.rv_id_context(r.id.id))
 	if err == nil {
-		err = q.create(r.id)
+		err = q.createQP(r.id)
 	}
 	if err != nil {
-		q.move(phaseConnecting, phaseFailed)
+		q.setPhase(phaseConnecting, phaseFailed)
 		q.takeID()
 		return err
 	}
@@ -203,25 +203,25 @@ func (r *request) accept(q *qp, private []byte) error {
 		C.rv_ack_timeout(r.id.id, softAckTimeout)
 	}
 	q.setID(r.id)
-	r.id.pass(q)
+	r.id.setSink(q)
 	q.goUp() // before the peer can know, so that its end finds the queue pair up
 	cfg := &r.f.cfg
 	err = errnoOf(C.rv_accept(r.id.id, bytePointer(private), C.int(len(private)), C.int(cfg.IRD), C.int(cfg.ORD)))
 	if err == nil && r.gone.Load() {
 		q.Disconnect() // the peer gave up before we took over its events
 	}
-	if err != nil && q.move(phaseUp, phaseFailed) {
+	if err != nil && q.setPhase(phaseUp, phaseFailed) {
 		q.takeID()
 		return err
 	}
-	q.patience() // one that is ending already tells its owner
+	q.setRetries() // one that is ending already tells its owner
 	return nil
 }
 
 // Reject implements verbs.ConnRequest.
-func (r *request) Reject(private []byte) error {
+func (r *connRequest) Reject(private []byte) error {
 	err := errnoOf(C.rv_reject(r.id.id, bytePointer(private), C.int(len(private))))
-	r.id.destroy()
+	r.id.destroyID()
 	if err != nil {
 		return fmt.Errorf("reject connection: %w", err)
 	}

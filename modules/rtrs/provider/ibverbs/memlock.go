@@ -9,12 +9,12 @@ import (
 )
 
 // currentMemlock returns the limit of the process and its locked memory.
-func currentMemlock() memlock {
+func currentMemlock() memlockUsage {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
-		return memlock{unlimited: true}
+		return memlockUsage{unlimited: true}
 	}
-	m := memlock{limit: r.Cur, unlimited: r.Cur == unix.RLIM_INFINITY}
+	m := memlockUsage{limit: r.Cur, unlimited: r.Cur == unix.RLIM_INFINITY}
 	status, _ := os.ReadFile("/proc/self/status")
 	m.pinned = statusBytes(string(status), "VmPin") + statusBytes(string(status), "VmLck")
 	return m

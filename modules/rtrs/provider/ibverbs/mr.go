@@ -23,26 +23,26 @@ type pd struct {
 	dev *Device
 	c   *cPD
 
-	windows [windowBuckets]atomic.Pointer[[]*window] // replaced under mu
+	windows [windowBuckets]atomic.Pointer[[]*memoryWindow] // replaced under mu
 
 	mu      sync.Mutex
-	regions []*region
+	regions []*memoryRegion
 	loop    *cLoop // binds new windows; nil: there are none yet
 }
 
 // windowBuckets spread the windows by the index in their keys.
 const windowBuckets = 1 << 10
 
-// region is memory that the library has registered. It keeps buf from the
+// memoryRegion is memory that the library has registered. It keeps buf from the
 // garbage collector.
-type region struct {
+type memoryRegion struct {
 	c    *cMR
 	buf  []byte
 	refs int // MRs that use it, guarded by pd.mu
 }
 
-// window is a part of a region under a key of its own that changes.
-type window struct {
+// memoryWindow is a part of a region under a key of its own that changes.
+type memoryWindow struct {
 	index uint32 // upper 24 bits of its keys
 	c     *cWindow
 }
@@ -69,27 +69,27 @@ func (p *pd) RegMR(buf []byte, access verbs.Access) (verbs.MR, error) {
 	defer p.mu.Unlock()
 	m := &mr{pd: p, buf: buf}
 	if access&verbs.AccessRotate == 0 {
-		r, err := p.register(buf, access)
+		r, err := p.registerMemory(buf, access)
 		m.r = r
 		return m, err
 	}
 	if m.r = p.regionOf(buf); m.r == nil {
-		r, err := p.register(buf, 0)
+		r, err := p.registerMemory(buf, 0)
 		if err != nil {
 			return nil, err
 		}
 		m.r, r.refs = r, 0
 	}
 	m.r.refs++
-	if err := m.open(access); err != nil {
-		p.drop(m.r)
+	if err := m.bindWindow(access); err != nil {
+		p.releaseRegion(m.r)
 		return nil, fmt.Errorf("bind a memory window on %s: %w", p.dev.info.Name, err)
 	}
 	return m, nil
 }
 
-// register makes a region with one user.
-func (p *pd) register(buf []byte, access verbs.Access) (*region, error) {
+// registerMemory makes a region with one user.
+func (p *pd) registerMemory(buf []byte, access verbs.Access) (*memoryRegion, error) {
 	flags := C.int(C.IBV_ACCESS_LOCAL_WRITE)
 	if access&verbs.AccessRemoteWrite != 0 {
 		flags |= C.IBV_ACCESS_REMOTE_WRITE
@@ -100,7 +100,7 @@ func (p *pd) register(buf []byte, access verbs.Access) (*region, error) {
 	if p.dev.info.Caps&verbs.CapKeyRotation != 0 {
 		flags |= C.IBV_ACCESS_MW_BIND
 	}
-	r := &region{buf: buf, refs: 1}
+	r := &memoryRegion{buf: buf, refs: 1}
 	if err := errnoOf(C.rv_reg_mr(p.c, addrOf(buf), C.uint64_t(len(buf)), flags, &r.c)); err != nil {
 		var errno syscall.Errno
 		errors.As(err, &errno)
@@ -111,7 +111,7 @@ func (p *pd) register(buf []byte, access verbs.Access) (*region, error) {
 }
 
 // regionOf finds the region that buf lies in.
-func (p *pd) regionOf(buf []byte) *region {
+func (p *pd) regionOf(buf []byte) *memoryRegion {
 	first := addrOf(buf)
 	for _, r := range p.regions {
 		at := addrOf(r.buf)
@@ -122,18 +122,18 @@ func (p *pd) regionOf(buf []byte) *region {
 	return nil
 }
 
-// drop gives up one use of r; mu is held.
-func (p *pd) drop(r *region) error {
+// releaseRegion gives up one use of r; mu is held.
+func (p *pd) releaseRegion(r *memoryRegion) error {
 	if r.refs--; r.refs > 0 {
 		return nil
 	}
-	p.regions = slices.DeleteFunc(p.regions, func(o *region) bool { return o == r })
+	p.regions = slices.DeleteFunc(p.regions, func(o *memoryRegion) bool { return o == r })
 	return errnoOf(C.rv_dereg_mr(r.c))
 }
 
-// window returns the window that key belongs to, in any variant, or nil. Data
+// windowFor returns the window that key belongs to, in any variant, or nil. Data
 // path.
-func (p *pd) window(key uint32) *cWindow {
+func (p *pd) windowFor(key uint32) *cWindow {
 	index := key >> 8
 	list := p.windows[index%windowBuckets].Load()
 	if list == nil {
@@ -148,11 +148,11 @@ func (p *pd) window(key uint32) *cWindow {
 }
 
 // setWindow adds w or, with add false, removes it; mu is held.
-func (p *pd) setWindow(w *window, add bool) {
+func (p *pd) setWindow(w *memoryWindow, add bool) {
 	bucket := &p.windows[w.index%windowBuckets]
-	var list []*window
+	var list []*memoryWindow
 	if old := bucket.Load(); old != nil {
-		list = slices.DeleteFunc(slices.Clone(*old), func(o *window) bool { return o == w })
+		list = slices.DeleteFunc(slices.Clone(*old), func(o *memoryWindow) bool { return o == w })
 	}
 	if add {
 		list = append(list, w)
@@ -178,16 +178,16 @@ func (p *pd) Close() error {
 // mr implements verbs.MR.
 type mr struct {
 	pd   *pd
-	r    *region
+	r    *memoryRegion
 	buf  []byte
-	w    *window // nil: the region's key
+	w    *memoryWindow // nil: the region's key
 	rkey uint32
 
 	closed bool // guarded by pd.mu
 }
 
-// open binds a window to m; pd.mu is held.
-func (m *mr) open(access verbs.Access) error {
+// bindWindow binds a window to m; pd.mu is held.
+func (m *mr) bindWindow(access verbs.Access) error {
 	p := m.pd
 	if p.loop == nil {
 		l := (*cLoop)(C.calloc(1, C.sizeof_struct_rv_loop))
@@ -210,7 +210,7 @@ func (m *mr) open(access verbs.Access) error {
 		return err
 	}
 	m.rkey = uint32(w.key)
-	m.w = &window{m.rkey >> 8, w}
+	m.w = &memoryWindow{m.rkey >> 8, w}
 	p.setWindow(m.w, true)
 	return nil
 }
@@ -242,7 +242,7 @@ func (m *mr) Close() error {
 			C.free(unsafe.Pointer(m.w.c))
 		}
 	}
-	if e := m.pd.drop(m.r); err == nil {
+	if e := m.pd.releaseRegion(m.r); err == nil {
 		err = e
 	}
 	if err != nil {

@@ -49,13 +49,13 @@ func TestEveryQueuePairThatIsRefusedIsReported(t *testing.T) {
 
 func TestEveryQueuePairThatIsRefusedEnds(t *testing.T) {
 	d := &Device{f: &Fabric{cfg: Config{Logger: slog.New(slog.DiscardHandler)}}, qps: map[uint32]*qp{}}
-	c := &cq{dev: d, c: new(cCQ)}
+	c := &compQueue{dev: d, c: new(cCQ)}
 	check(t, c.OpenFD())
 	c.slots.Store(new([]atomic.Pointer[qp]))
 	var all []*qp
 	for range 4 {
 		q := newQP(d, nil, c, verbs.QPConfig{SendQueue: 1, RecvQueue: 1})
-		if err := c.add(q); err != nil {
+		if err := c.addQP(q); err != nil {
 			t.Fatal(err)
 		}
 		q.state.Store(uint32(phaseUp))
@@ -68,7 +68,7 @@ func TestEveryQueuePairThatIsRefusedEnds(t *testing.T) {
 	c.c.nfailures = 4
 	c.postFailed()
 	for i, q := range all {
-		if ends := !q.is(phaseUp); ends != (i != 1) {
+		if ends := !q.inPhase(phaseUp); ends != (i != 1) {
 			t.Errorf("queue pair %d ends: %v", i, ends)
 		}
 	}

@@ -24,26 +24,26 @@ import (
 //	sendDone, recvDone    find the request of a completion
 //	flush                 requests without a completion at the end
 
-// phase is the life of a queue pair:
+// qpPhase is the life of a queue pair:
 //
 //	idle -> connecting -> up -> ending -> gone -> down
 //	        connecting -> failed
-type phase uint32
+type qpPhase uint32
 
 const (
-	phaseIdle       phase = iota
-	phaseConnecting       // Connect or Accept is under way
-	phaseUp               // the owner posts and polls
-	phaseEnding           // Disconnect was called; the owner learns of it
-	phaseGone             // the library's queue pair is destroyed
-	phaseDown             // OpDisconnected was delivered
-	phaseFailed           // never came up
+	phaseIdle       qpPhase = iota
+	phaseConnecting         // Connect or Accept is under way
+	phaseUp                 // the owner posts and polls
+	phaseEnding             // Disconnect was called; the owner learns of it
+	phaseGone               // the library's queue pair is destroyed
+	phaseDown               // OpDisconnected was delivered
+	phaseFailed             // never came up
 )
 
 var errUsed = errors.New("queue pair was used before")
 
-// sent and awaited describe a request until it completes.
-type sent struct {
+// sentRequest and awaited describe a request until it completes.
+type sentRequest struct {
 	id uint64
 	op verbs.Opcode
 }
@@ -54,12 +54,12 @@ type qp struct {
 
 	dev  *Device
 	pd   *pd
-	cq   *cq
+	cq   *compQueue
 	cfg  verbs.QPConfig
 	slot uint64 // in the completion queue, as the upper half of a wr_id
 
 	state   atomic.Uint32
-	answers waiter
+	answers eventWaiter
 
 	mu            sync.Mutex // taken before no other
 	id            *cmID
@@ -68,20 +68,20 @@ type qp struct {
 
 	// The owner's; before the connection is up, the creator's.
 	c       *cQP
-	sends   ring[sent]
-	recvs   ring[uint64]
+	sends   indexedQueue[sentRequest]
+	recvs   indexedQueue[uint64]
 	first   []cRecv // receives that wait for the connection
 	closing bool    // the owner has stopped posting
 }
 
-func newQP(d *Device, p *pd, c *cq, cfg verbs.QPConfig) *qp {
-	return &qp{dev: d, pd: p, cq: c, cfg: cfg, answers: make(waiter, 16),
-		sends: newRing[sent](cfg.SendQueue), recvs: newRing[uint64](cfg.RecvQueue)}
+func newQP(d *Device, p *pd, c *compQueue, cfg verbs.QPConfig) *qp {
+	return &qp{dev: d, pd: p, cq: c, cfg: cfg, answers: make(eventWaiter, 16),
+		sends: newRing[sentRequest](cfg.SendQueue), recvs: newRing[uint64](cfg.RecvQueue)}
 }
 
-func (q *qp) is(p phase) bool { return phase(q.state.Load()) == p }
+func (q *qp) inPhase(p qpPhase) bool { return qpPhase(q.state.Load()) == p }
 
-func (q *qp) move(from, to phase) bool { return q.state.CompareAndSwap(uint32(from), uint32(to)) }
+func (q *qp) setPhase(from, to qpPhase) bool { return q.state.CompareAndSwap(uint32(from), uint32(to)) }
 
 // PostSend implements verbs.QP.
 func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
@@ -96,7 +96,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 func (q *qp) postSend(wr *verbs.SendWR) error {
 	opcode, need := opcodeOf(wr.Op)
 	switch {
-	case !q.is(phaseUp) || q.closing:
+	case !q.inPhase(phaseUp) || q.closing:
 		return verbs.ErrNotConnected
 	case opcode < 0 || q.dev.info.Caps&need != need:
 		return verbs.ErrUnsupported
@@ -107,13 +107,13 @@ func (q *qp) postSend(wr *verbs.SendWR) error {
 	}
 	var w *cWindow
 	if need == verbs.CapKeyRotation {
-		if w = q.pd.window(wr.RKey); w == nil {
+		if w = q.pd.windowFor(wr.RKey); w == nil {
 			return verbs.ErrAccess
 		}
 	}
 	s := q.cq.nextSend(len(wr.SGEs))
 	s.qp, s.window, s.opcode = q.c, w, opcode
-	s.wr_id = C.uint64_t(q.slot | uint64(q.sends.push(sent{wr.ID, wr.Op})))
+	s.wr_id = C.uint64_t(q.slot | uint64(q.sends.push(sentRequest{wr.ID, wr.Op})))
 	s.remote_addr, s.rkey, s.imm = C.uint64_t(wr.RemoteAddr), C.uint32_t(wr.RKey), C.uint32_t(wr.Imm)
 	s.signaled = 0
 	if wr.Signaled {
@@ -171,9 +171,9 @@ func (q *qp) postRecv(wr *verbs.RecvWR) error {
 	switch {
 	case q.recvs.full():
 		return verbs.ErrQueueFull
-	case q.is(phaseUp) && !q.closing:
+	case q.inPhase(phaseUp) && !q.closing:
 		r = q.cq.nextRecv()
-	case q.is(phaseIdle):
+	case q.inPhase(phaseIdle):
 		q.first = append(q.first, cRecv{})
 		r = &q.first[len(q.first)-1]
 	default:
@@ -185,8 +185,8 @@ func (q *qp) postRecv(wr *verbs.RecvWR) error {
 	return nil
 }
 
-// done fills out for a completion of q and reports whether it is one.
-func (q *qp) done(c *cWC, out *verbs.WC) bool {
+// fillCompletion fills out for a completion of q and reports whether it is one.
+func (q *qp) fillCompletion(c *cWC, out *verbs.WC) bool {
 	*out = verbs.WC{QP: q.cfg.Context, Status: statusOf(c.status)}
 	if out.Status != verbs.StatusOK {
 		out.VendorCode = uint32(c.status)<<24 | uint32(c.vendor_err)&0xffffff
@@ -223,9 +223,9 @@ func (q *qp) recvDone(index uint32, c *cWC, out *verbs.WC) (ok bool) {
 	return ok
 }
 
-// flush fills wcs with the requests that did not complete, and then
+// flushRequests fills wcs with the requests that did not complete, and then
 // OpDisconnected; last reports whether that was included.
-func (q *qp) flush(wcs []verbs.WC) (n int, last bool) {
+func (q *qp) flushRequests(wcs []verbs.WC) (n int, last bool) {
 	for ; n < len(wcs); n++ {
 		wcs[n] = verbs.WC{QP: q.cfg.Context, Status: verbs.StatusFlushed}
 		if s, ok := q.sends.pop(); ok {
@@ -263,9 +263,9 @@ func statusOf(s C.int) verbs.Status {
 
 // Control path.
 
-// create makes the library's queue pair for id and posts the receives that
+// createQP makes the library's queue pair for id and posts the receives that
 // wait for it.
-func (q *qp) create(id *cmID) error {
+func (q *qp) createQP(id *cmID) error {
 	if q.dev.lost.Load() {
 		return ErrNoDevice
 	}
@@ -287,7 +287,7 @@ func (q *qp) create(id *cmID) error {
 
 // goUp opens the queue pair for its owner.
 func (q *qp) goUp() bool {
-	if !q.move(phaseConnecting, phaseUp) {
+	if !q.setPhase(phaseConnecting, phaseUp) {
 		return false
 	}
 	q.mu.Lock()
@@ -297,8 +297,8 @@ func (q *qp) goUp() bool {
 	return true
 }
 
-// patience lets a peer that finds no receive try again soon.
-func (q *qp) patience() {
+// setRetries lets a peer that finds no receive try again soon.
+func (q *qp) setRetries() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.id != nil {
@@ -308,7 +308,7 @@ func (q *qp) patience() {
 
 // Disconnect implements verbs.QP.
 func (q *qp) Disconnect() {
-	if q.move(phaseUp, phaseEnding) {
+	if q.setPhase(phaseUp, phaseEnding) {
 		go q.hangUp()
 	}
 }
@@ -332,9 +332,9 @@ func (q *qp) tellPeer() bool {
 	return true
 }
 
-// release destroys the library's queue pair: after that the device touches no
+// destroyQP destroys the library's queue pair: after that the device touches no
 // memory for it. The owner has stopped posting.
-func (q *qp) release() {
+func (q *qp) destroyQP() {
 	q.dev.removeQP(q.num)
 	q.mu.Lock()
 	if q.id != nil {
@@ -347,7 +347,7 @@ func (q *qp) release() {
 
 // Destroy implements verbs.QP.
 func (q *qp) Destroy() {
-	q.cq.remove(q)
+	q.cq.removeQP(q)
 	q.freeID()
 }
 
@@ -360,7 +360,7 @@ func (q *qp) setID(id *cmID) {
 // freeID destroys the identifier and its resources.
 func (q *qp) freeID() {
 	if id := q.takeID(); id != nil {
-		id.destroy()
+		id.destroyID()
 	}
 }
 

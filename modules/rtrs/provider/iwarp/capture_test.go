@@ -137,7 +137,7 @@ func (s *tcpStream) conversation() (c conversation, ok bool) {
 	if err1 != nil || err2 != nil {
 		return c, false
 	}
-	c.crc = c.req.has(mpaCRC) || c.rep.has(mpaCRC)
+	c.crc = c.req.hasFlag(mpaCRC) || c.rep.hasFlag(mpaCRC)
 	c.fpdus[toServer] = make([]byte, up.Len())
 	c.fpdus[toClient] = make([]byte, down.Len())
 	up.Read(c.fpdus[toServer])
@@ -148,7 +148,7 @@ func (s *tcpStream) conversation() (c conversation, ok bool) {
 // frames cuts whole frames off the front of a stream.
 func frames(b []byte) (out [][]byte) {
 	for len(b) >= fpduTagged {
-		h := header(b)
+		h := fpduHeader(b)
 		n := 2 + h.length() + h.tail()
 		if h.payload() < 0 || n > len(b) {
 			break
@@ -163,14 +163,14 @@ func frames(b []byte) (out [][]byte) {
 // of its receiver: receives, the regions in grants, the requested reads.
 func replay(t *testing.T, c *conversation, dir, chunk, room int, grants []grant) *offline {
 	t.Helper()
-	tm := terms{crc: c.crc, ird: 16, ord: 64}
+	tm := connTerms{crc: c.crc, ird: 16, ord: 64}
 	o := newOffline(t, tm)
 	for _, g := range grants {
 		plant(o, g)
 	}
 	o.recv(64, room)
 	for _, f := range frames(c.fpdus[1-dir]) {
-		if h := header(f); h.op() == opReadRequest && !h.tagged() && h.payload() == readRequestLen {
+		if h := fpduHeader(f); h.op() == opReadRequest && !h.tagged() && h.payload() == readRequestLen {
 			expectRead(o, f[fpduUntagged:])
 		}
 	}
@@ -223,7 +223,7 @@ func granted(b []byte) (out []grant) {
 		out = append(out, grant{stag, to, n, verbs.AccessRemoteWrite | verbs.AccessRemoteRead})
 	}
 	for _, f := range frames(b) {
-		switch h := header(f); {
+		switch h := fpduHeader(f); {
 		case h.tagged() && h.op() == opWrite && h.payload() > 0:
 			add(h.stag(), h.to(), h.payload())
 		case h.op() == opReadRequest && h.payload() == readRequestLen:
@@ -280,7 +280,7 @@ func replayWhole(t *testing.T, name string, conv *conversation, dir, chunk int) 
 	}
 	sends := 0
 	for _, f := range frames(conv.fpdus[dir]) {
-		h := header(f)
+		h := fpduHeader(f)
 		payload := f[h.size():][:h.payload()]
 		switch h.op() {
 		case opSend:
@@ -331,7 +331,7 @@ func TestI009_Captures_WeTerminateAsSIWDoes(t *testing.T) {
 
 func siwSaid(b []byte) (termCode, bool) {
 	for _, f := range frames(b) {
-		if h := header(f); h.op() == opTerminate {
+		if h := fpduHeader(f); h.op() == opTerminate {
 			return parseTerminate(f[fpduUntagged:][:h.payload()])
 		}
 	}
@@ -347,7 +347,7 @@ func withheld(b []byte, c termCode) []grant {
 	last := &grants[len(grants)-1]
 	switch c {
 	case termSTag, termReadSTag, termInvSTag:
-		if fs := frames(b); c == termSTag && header(fs[0]).op() == opReadRequest {
+		if fs := frames(b); c == termSTag && fpduHeader(fs[0]).op() == opReadRequest {
 			last.access = verbs.AccessRemoteRead // siw served a read of it, then refused a Write
 			break
 		}
@@ -383,8 +383,8 @@ func TestI002_Captures_StartUp(t *testing.T) {
 			}
 			seen++
 			cfg := Config{Foreign: true, IRD: 128, ORD: 128}.withDefaults()
-			tm, private, d, err := cfg.examine(&conv.req)
-			if conv.rep.has(mpaReject) {
+			tm, private, d, err := cfg.checkRequest(&conv.req)
+			if conv.rep.hasFlag(mpaReject) {
 				rejects++
 				continue // by siw's consumer, or for a reason of its own
 			}
@@ -392,8 +392,8 @@ func TestI002_Captures_StartUp(t *testing.T) {
 				t.Errorf("%s stream %d: we refuse what siw accepts: %v", file, i, err)
 				continue
 			}
-			rep := cfg.reply(&conv.req, tm, d, false, nil)
-			if rep.has(mpaCRC) != conv.rep.has(mpaCRC) || rep.rev != conv.rep.rev || rep.enhanced() != conv.rep.enhanced() {
+			rep := cfg.mpaReply(&conv.req, tm, d, false, nil)
+			if rep.hasFlag(mpaCRC) != conv.rep.hasFlag(mpaCRC) || rep.rev != conv.rep.rev || rep.enhanced() != conv.rep.enhanced() {
 				t.Errorf("%s stream %d: we answer flags %#x, siw %#x", file, i, rep.flags, conv.rep.flags)
 			}
 			if rep.enhanced() {

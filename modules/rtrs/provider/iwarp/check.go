@@ -17,12 +17,12 @@ import (
 //	begin      checks the header, finds the place of the payload
 //	deliver    the segment is right: messages are completed
 
-// begin checks the header of a segment and finds the place of its payload. It
+// beginSegment checks the header of a segment and finds the place of its payload. It
 // changes nothing else, so that it can be called again after a receive was
 // posted. It returns 0 or the rule that is broken.
-func (q *qp) begin() termCode {
+func (q *qp) beginSegment() termCode {
 	x := &q.rx
-	h := header(x.head[:])
+	h := fpduHeader(x.head[:])
 	switch {
 	case h.version() != ctlVersion && h.tagged():
 		return termTaggedVersion
@@ -30,7 +30,7 @@ func (q *qp) begin() termCode {
 		return termVersion
 	case h.rdmap() != rdmapVersion:
 		return termRDMAPVersion
-	case !x.op.known(q.terms.features) || x.op.tagged() != h.tagged():
+	case !x.op.isKnown(q.terms.features) || x.op.tagged() != h.tagged():
 		return termOpcode
 	case !h.tagged():
 		return q.beginUntagged(h)
@@ -42,10 +42,10 @@ func (q *qp) begin() termCode {
 	return q.beginReadResponse(h)
 }
 
-func (q *qp) beginUntagged(h header) termCode {
+func (q *qp) beginUntagged(h fpduHeader) termCode {
 	x := &q.rx
 	switch {
-	case h.qn() != x.op.queue():
+	case h.qn() != x.op.queueNumber():
 		return termQN
 	case h.msn() != x.msn[h.qn()]:
 		return termMSN
@@ -64,7 +64,7 @@ func (q *qp) beginUntagged(h header) termCode {
 }
 
 // beginSend checks a segment of a message that takes a receive.
-func (q *qp) beginSend(h header) termCode {
+func (q *qp) beginSend(h fpduHeader) termCode {
 	x := &q.rx
 	if q.RQ.Empty() {
 		return termNoBuffer
@@ -93,7 +93,7 @@ func (q *qp) beginSend(h header) termCode {
 	return 0
 }
 
-func (q *qp) beginReadRequest(h header) termCode {
+func (q *qp) beginReadRequest(h fpduHeader) termCode {
 	x := &q.rx
 	x.dst, x.control = x.ctl[:], true
 	switch {
@@ -109,7 +109,7 @@ func (q *qp) beginReadRequest(h header) termCode {
 	return 0
 }
 
-func (q *qp) beginWrite(h header) termCode {
+func (q *qp) beginWrite(h fpduHeader) termCode {
 	x := &q.rx
 	if x.left == 0 {
 		return 0
@@ -138,7 +138,7 @@ func (q *qp) beginWrite(h header) termCode {
 	return 0
 }
 
-func (q *qp) beginReadResponse(h header) termCode {
+func (q *qp) beginReadResponse(h fpduHeader) termCode {
 	x := &q.rx
 	if q.readHead == q.readTail {
 		return termDDPFatal
@@ -156,9 +156,9 @@ func (q *qp) beginReadResponse(h header) termCode {
 	return 0 // nextPiece finds the place
 }
 
-// source returns the n bytes that a READ of the peer asks for, or the rule that
+// readSource returns the n bytes that a READ of the peer asks for, or the rule that
 // it breaks.
-func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
+func (q *qp) readSource(stag uint32, to, n uint64) ([]byte, termCode) {
 	r, found := q.Domain.Reach(stag, verbs.AccessRemoteRead)
 	switch {
 	case found == softverbs.KeyForeign:
@@ -177,10 +177,10 @@ func (q *qp) source(stag uint32, to, n uint64) ([]byte, termCode) {
 	return b, 0
 }
 
-// deliver ends a segment that was checked. It returns the number of completions.
-func (q *qp) deliver(wcs []verbs.WC) int {
+// deliverSegment ends a segment that was checked. It returns the number of completions.
+func (q *qp) deliverSegment(wcs []verbs.WC) int {
 	x := &q.rx
-	h := header(x.head[:])
+	h := fpduHeader(x.head[:])
 	switch x.op {
 	case opWrite:
 		q.deliverWrite(h)
@@ -194,14 +194,14 @@ func (q *qp) deliver(wcs []verbs.WC) int {
 		if !ok {
 			c = termUnspecified
 		}
-		q.terminated(c)
+		q.onTerminate(c)
 	default:
 		return q.deliverSend(h, wcs)
 	}
 	return 0
 }
 
-func (q *qp) deliverWrite(h header) {
+func (q *qp) deliverWrite(h fpduHeader) {
 	x := &q.rx
 	m := &x.tagged
 	if !m.open {
@@ -216,7 +216,7 @@ func (q *qp) deliverWrite(h header) {
 	}
 }
 
-func (q *qp) deliverReadResponse(h header) {
+func (q *qp) deliverReadResponse(h fpduHeader) {
 	x := &q.rx
 	r := &q.reads[q.readHead%uint64(len(q.reads))]
 	r.got += uint32(h.payload())
@@ -235,7 +235,7 @@ func (q *qp) deliverReadRequest() {
 	x.msn[queueRead]++
 	r := readRequest(x.ctl[:readRequestLen])
 	if r.size() > 0 {
-		if _, c := q.source(r.sourceSTag(), r.sourceTO(), uint64(r.size())); c != 0 {
+		if _, c := q.readSource(r.sourceSTag(), r.sourceTO(), uint64(r.size())); c != 0 {
 			q.tx.off.setHeader(x.head[:])
 			q.tx.off.hasRead = true
 			copy(q.tx.off.read[:], r)
@@ -250,7 +250,7 @@ func (q *qp) deliverReadRequest() {
 
 // deliverSend ends a segment of a message that takes a receive. It returns the
 // number of completions.
-func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
+func (q *qp) deliverSend(h fpduHeader, wcs []verbs.WC) int {
 	x := &q.rx
 	m := &x.untagged
 	if !m.open {
@@ -269,15 +269,15 @@ func (q *qp) deliverSend(h header, wcs []verbs.WC) int {
 		wc.Op, wc.HasImm, wc.Imm, wc.ByteLen = verbs.OpRecvImm, true, binary.BigEndian.Uint32(x.ctl[:]), x.lastWrite
 	case x.op == opSendImm:
 		wc.HasImm, wc.Imm = true, h.slot()
-	case x.op.invalidates():
-		q.invalidated(wc, h.slot())
+	case x.op.invalidatesKey():
+		q.onInvalidated(wc, h.slot())
 	}
 	x.lastWrite = 0
 	return 1
 }
 
-// invalidated invalidates the key that a Send with Invalidate names.
-func (q *qp) invalidated(wc *verbs.WC, stag uint32) {
+// onInvalidated invalidates the key that a Send with Invalidate names.
+func (q *qp) onInvalidated(wc *verbs.WC, stag uint32) {
 	c := termInvSTag
 	switch q.Domain.Invalidate(stag) {
 	case softverbs.KeyOK:

@@ -11,7 +11,7 @@ var _ verbs.CounterSource = (*Device)(nil)
 
 func TestCountersAreTheStats(t *testing.T) {
 	d := openDevice(t, DefaultConfig())
-	c := &counters{}
+	c := &queueCounters{}
 	d.stats.Open(c)
 	c.sent.Add(1)
 	c.received.Add(2)

@@ -36,11 +36,11 @@ const (
 	busyPoll  = 4
 )
 
-// cq implements verbs.CQ.
-type cq struct {
+// compQueue implements verbs.CQ.
+type compQueue struct {
 	softverbs.CQ[*qp]
 	dev   *Device
-	stats *counters
+	stats *queueCounters
 
 	// waiting is the number of connections that are not read because a message
 	// waits for a receive. Only epoll reports that their peer has gone.
@@ -53,7 +53,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("create completion queue: %w", verbs.ErrClosed)
 	}
-	c := &cq{dev: d, stats: &counters{}}
+	c := &compQueue{dev: d, stats: &queueCounters{}}
 	c.Init()
 	if err := c.Open(maxEvents); err != nil {
 		c.Free()
@@ -64,16 +64,16 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 }
 
 // Poll implements verbs.CQ.
-func (c *cq) Poll(wcs []verbs.WC) int {
+func (c *compQueue) Poll(wcs []verbs.WC) int {
 	c.Turn.Lock() // no defer: that costs as much as the lock
-	n := c.poll(wcs)
+	n := c.pollOnce(wcs)
 	c.Turn.Unlock()
 	return n
 }
 
-func (c *cq) poll(wcs []verbs.WC) int {
+func (c *compQueue) pollOnce(wcs []verbs.WC) int {
 	if c.Asked() {
-		c.control()
+		c.runControl()
 	}
 	if c.Timed() {
 		if now := c.Now(); c.Due(now) {
@@ -81,10 +81,10 @@ func (c *cq) poll(wcs []verbs.WC) int {
 		}
 	}
 	if c.Count > fewQPs || c.tryWarm() || c.waiting > 0 {
-		c.collect()
+		c.collectEvents()
 	}
-	c.transmit()
-	n := c.serve(wcs)
+	c.transmitActive()
+	n := c.serveActive(wcs)
 	if n > 0 {
 		c.polls += busyPoll - 1
 	}
@@ -92,31 +92,31 @@ func (c *cq) poll(wcs []verbs.WC) int {
 }
 
 // Flush implements verbs.CQ.
-func (c *cq) Flush() {
+func (c *compQueue) Flush() {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
-	c.flush()
+	c.flushDead()
 }
 
-func (c *cq) flush() {
+func (c *compQueue) flushDead() {
 	if c.Asked() {
-		c.control()
+		c.runControl()
 	}
-	c.transmit()
+	c.transmitActive()
 }
 
-func (c *cq) transmit() {
+func (c *compQueue) transmitActive() {
 	for _, q := range c.All() {
-		if q.Attached && q.wants() && !q.tx.blocked {
+		if q.Attached && q.hasWork() && !q.tx.blocked {
 			q.transmit()
 		}
 	}
 }
 
-// serve calls progress of the connections with something to do and returns the
+// serveActive calls progress of the connections with something to do and returns the
 // number of completions. If wcs is full, those that were not reached come first
 // the next time.
-func (c *cq) serve(wcs []verbs.WC) int {
+func (c *compQueue) serveActive(wcs []verbs.WC) int {
 	n := 0
 	for n < len(wcs) && c.More() {
 		q := c.Next()
@@ -132,15 +132,15 @@ func (q *qp) progress(wcs []verbs.WC) int {
 	if !q.Attached {
 		return 0
 	}
-	n := q.Reap(wcs, q.finished())
+	n := q.Reap(wcs, q.oldestRequest())
 	if q.End.State == softverbs.EndNone {
 		n += q.receive(wcs[n:])
 	}
-	if q.wants() && !q.tx.blocked {
+	if q.hasWork() && !q.tx.blocked {
 		q.transmit()
 	}
 	if q.End.State == softverbs.EndFlushing {
-		n += q.flush(wcs[n:])
+		n += q.flushRequests(wcs[n:])
 	}
 	return n
 }
@@ -150,22 +150,22 @@ func (q *qp) busy() bool {
 	switch {
 	case !q.Attached:
 		return false
-	case q.End.State == softverbs.EndFlushing, q.SQ.Reapable(q.finished()), q.wants() && !q.tx.blocked:
+	case q.End.State == softverbs.EndFlushing, q.SQ.Reapable(q.oldestRequest()), q.hasWork() && !q.tx.blocked:
 		return true
 	case q.End.State != softverbs.EndNone:
 		return false
 	case q.rnrSince != 0:
 		return !q.RQ.Empty()
 	}
-	return q.more || q.fillable()
+	return q.more || q.canFill()
 }
 
 // activate adds q to the connections with something to do.
-func (c *cq) activate(q *qp) { c.Add(q, &q.Listed) }
+func (c *compQueue) activate(q *qp) { c.Add(q, &q.Listed) }
 
 // tryWarm marks the sockets of connections in use as readable, so that they are
 // tried. It reports whether to ask epoll, too: about the others.
-func (c *cq) tryWarm() (ask bool) {
+func (c *compQueue) tryWarm() (ask bool) {
 	c.polls++
 	warm, cold := false, false
 	for _, q := range c.Slots {
@@ -187,8 +187,8 @@ func (c *cq) tryWarm() (ask bool) {
 	return ask
 }
 
-// collect takes events from epoll and returns their number.
-func (c *cq) collect() int {
+// collectEvents takes events from epoll and returns their number.
+func (c *compQueue) collectEvents() int {
 	events := c.Events()
 	for i := range events {
 		ev := &events[i]
@@ -214,16 +214,16 @@ func (c *cq) collect() int {
 }
 
 // Arm implements verbs.CQ.
-func (c *cq) Arm() bool {
+func (c *compQueue) Arm() bool {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
-	c.flush()
+	c.flushDead()
 	for _, q := range c.All() {
 		if q.busy() {
 			return false
 		}
 	}
-	return c.collect() == 0 && c.SetAlarm()
+	return c.collectEvents() == 0 && c.SetAlarm()
 }
 
 // pokeWaits are the waits before the empty Writes to a foreign responder that
@@ -253,39 +253,39 @@ func (q *qp) Expire(now int64) {
 
 // Release implements softverbs.Owner. The owner ends the connections with work
 // that names r, at the latest before it touches memory again.
-func (c *cq) Release(r *softverbs.Region) {
-	c.Call(func() { c.revoke(r) })
+func (c *compQueue) Release(r *softverbs.Region) {
+	c.Call(func() { c.revokeRegion(r) })
 	c.Turn.Lock() // the turn that the owner may be in has ended
 	defer c.Turn.Unlock()
 }
 
-// revoke ends the connections with work that names r.
-func (c *cq) revoke(r *softverbs.Region) {
+// revokeRegion ends the connections with work that names r.
+func (c *compQueue) revokeRegion(r *softverbs.Region) {
 	for _, q := range c.Slots {
-		if q != nil && q.Domain == r.Domain && q.names(r) {
+		if q != nil && q.Domain == r.Domain && q.usesRegion(r) {
 			q.hangUp(verbs.StatusLocalProt, errRevoked)
 		}
 	}
 }
 
-// control handles the requests of other goroutines.
-func (c *cq) control() {
+// runControl handles the requests of other goroutines.
+func (c *compQueue) runControl() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
-			c.attach(q)
+			c.attachConn(q)
 		}
 		switch {
 		case !q.Attached:
 		case q.Destroyed():
-			q.abandon()
+			q.endDestroyed()
 		case q.Disconnecting():
 			q.onDisconnect()
 		}
 	}
 }
 
-// attach begins to serve a connection after its start-up.
-func (c *cq) attach(q *qp) {
+// attachConn begins to serve a connection after its start-up.
+func (c *compQueue) attachConn(q *qp) {
 	c.Attach(q, c)
 	q.readable = true
 	c.activate(q)
@@ -310,12 +310,12 @@ func (c *cq) attach(q *qp) {
 // setDeadline sets the time of the next call of Expire; 0: never.
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
-// detach removes a connection that has ended.
-func (c *cq) detach(q *qp) { c.Detach(q, c) }
+// detachConn removes a connection that has ended.
+func (c *compQueue) detachConn(q *qp) { c.Detach(q, c) }
 
 // Close implements verbs.CQ.
-func (c *cq) Close() error {
-	c.control()
+func (c *compQueue) Close() error {
+	c.runControl()
 	if err := c.CQ.Close(); err != nil {
 		return err
 	}

@@ -363,8 +363,8 @@ func TestSmallElementsShareAnEntry(t *testing.T) {
 		clear(dst)
 		s.recv(verbs.RecvWR{ID: 1})
 		c.send(verbs.SendWR{Op: verbs.OpWriteImm, SGEs: test.sges, RemoteAddr: dmr.Addr(), RKey: dmr.RKey()})
-		q.tx.reset()
-		q.build()
+		q.tx.clearList()
+		q.buildList()
 		if q.tx.n != test.entries {
 			t.Errorf("%d bytes first: %d entries, want %d", len(test.sges[0].Buf), q.tx.n, test.entries)
 		}

@@ -41,7 +41,7 @@ func damage(rnd *rand.Rand, b []byte) bool {
 func (o *offline) renew() {
 	q := o.q
 	stage, v := q.rx.stage, q.rx.v
-	q.rx = receiver{stage: stage, v: v, crcOn: true, msn: [3]uint32{1, 1, 1}}
+	q.rx = receiveHalf{stage: stage, v: v, crcOn: true, msn: [3]uint32{1, 1, 1}}
 	q.End = softverbs.End{}
 	q.Set(softverbs.Up)
 	q.Attached = true

@@ -63,9 +63,9 @@ const (
 
 func (o opcode) tagged() bool { return o == opWrite || o == opReadResponse }
 
-// known reports whether o exists. Opcodes above Terminate exist only between ends
+// isKnown reports whether o exists. Opcodes above Terminate exist only between ends
 // that exchanged the extension block.
-func (o opcode) known(features byte) bool {
+func (o opcode) isKnown(features byte) bool {
 	switch {
 	case o <= opTerminate:
 		return true
@@ -77,7 +77,7 @@ func (o opcode) known(features byte) bool {
 	return false
 }
 
-func (o opcode) queue() uint32 {
+func (o opcode) queueNumber() uint32 {
 	switch o {
 	case opReadRequest:
 		return queueRead
@@ -87,26 +87,26 @@ func (o opcode) queue() uint32 {
 	return queueSend
 }
 
-func (o opcode) invalidates() bool { return o == opSendInv || o == opSendSEInv }
+func (o opcode) invalidatesKey() bool { return o == opSendInv || o == opSendSEInv }
 
-// header is the start of an FPDU: 16 bytes when tagged, else 20.
-type header []byte
+// fpduHeader is the start of an FPDU: 16 bytes when tagged, else 20.
+type fpduHeader []byte
 
-func (h header) length() int   { return int(binary.BigEndian.Uint16(h)) }
-func (h header) tagged() bool  { return h[2]&ctlTagged != 0 }
-func (h header) last() bool    { return h[2]&ctlLast != 0 }
-func (h header) version() byte { return h[2] & ctlDVMask }
-func (h header) rdmap() byte   { return h[3] & rdmapRVMask }
-func (h header) op() opcode    { return opcode(h[3] & rdmapOpMask) }
-func (h header) stag() uint32  { return binary.BigEndian.Uint32(h[4:]) }
-func (h header) to() uint64    { return binary.BigEndian.Uint64(h[8:]) }
-func (h header) slot() uint32  { return binary.BigEndian.Uint32(h[4:]) }
-func (h header) qn() uint32    { return binary.BigEndian.Uint32(h[8:]) }
-func (h header) msn() uint32   { return binary.BigEndian.Uint32(h[12:]) }
-func (h header) mo() uint32    { return binary.BigEndian.Uint32(h[16:]) }
+func (h fpduHeader) length() int   { return int(binary.BigEndian.Uint16(h)) }
+func (h fpduHeader) tagged() bool  { return h[2]&ctlTagged != 0 }
+func (h fpduHeader) last() bool    { return h[2]&ctlLast != 0 }
+func (h fpduHeader) version() byte { return h[2] & ctlDVMask }
+func (h fpduHeader) rdmap() byte   { return h[3] & rdmapRVMask }
+func (h fpduHeader) op() opcode    { return opcode(h[3] & rdmapOpMask) }
+func (h fpduHeader) stag() uint32  { return binary.BigEndian.Uint32(h[4:]) }
+func (h fpduHeader) to() uint64    { return binary.BigEndian.Uint64(h[8:]) }
+func (h fpduHeader) slot() uint32  { return binary.BigEndian.Uint32(h[4:]) }
+func (h fpduHeader) qn() uint32    { return binary.BigEndian.Uint32(h[8:]) }
+func (h fpduHeader) msn() uint32   { return binary.BigEndian.Uint32(h[12:]) }
+func (h fpduHeader) mo() uint32    { return binary.BigEndian.Uint32(h[16:]) }
 
 // size returns the number of bytes before the payload.
-func (h header) size() int {
+func (h fpduHeader) size() int {
 	if h.tagged() {
 		return fpduTagged
 	}
@@ -115,10 +115,10 @@ func (h header) size() int {
 
 // payload returns the number of payload bytes. It is negative if the length is
 // shorter than the header.
-func (h header) payload() int { return h.length() + 2 - h.size() }
+func (h fpduHeader) payload() int { return h.length() + 2 - h.size() }
 
 // tail returns the number of bytes behind the payload: pad and CRC.
-func (h header) tail() int { return padLen(h.length()) + crcLen }
+func (h fpduHeader) tail() int { return padLen(h.length()) + crcLen }
 
 func putTagged(b []byte, op opcode, last bool, payload int, stag uint32, to uint64) {
 	binary.BigEndian.PutUint16(b, uint16(taggedHeaderLen+payload))
@@ -133,7 +133,7 @@ func putUntagged(b []byte, op opcode, last bool, payload int, slot, msn, mo uint
 	b[2] = ctlVersion | lastBit(last)
 	b[3] = rdmapVersion | byte(op)
 	binary.BigEndian.PutUint32(b[4:], slot)
-	binary.BigEndian.PutUint32(b[8:], op.queue())
+	binary.BigEndian.PutUint32(b[8:], op.queueNumber())
 	binary.BigEndian.PutUint32(b[12:], msn)
 	binary.BigEndian.PutUint32(b[16:], mo)
 }
@@ -172,7 +172,7 @@ func putImmediate(b []byte, imm uint32) {
 // Zero stands for no error.
 type termCode uint32
 
-func term(layer, etype, code byte) termCode {
+func makeTermCode(layer, etype, code byte) termCode {
 	return termCode(layer)<<16 | termCode(etype)<<8 | termCode(code)
 }
 
@@ -243,8 +243,8 @@ const (
 	maxTerminateLen = 6 + untaggedHeaderLen + readRequestLen
 )
 
-// offender is the part of a faulty segment that the Terminate quotes.
-type offender struct {
+// faultySegment is the part of a faulty segment that the Terminate quotes.
+type faultySegment struct {
 	length  uint16 // ULPDU length
 	ddp     [untaggedHeaderLen]byte
 	ddpLen  int // 0: no segment
@@ -253,7 +253,7 @@ type offender struct {
 }
 
 // setHeader copies the DDP header of h, an FPDU header.
-func (o *offender) setHeader(h header) {
+func (o *faultySegment) setHeader(h fpduHeader) {
 	o.length = uint16(h.length())
 	o.ddpLen = copy(o.ddp[:], h[2:h.size()])
 	o.hasRead = false
@@ -261,7 +261,7 @@ func (o *offender) setHeader(h header) {
 
 // putTerminate writes the payload of a Terminate in the layout of RFC 5040 and
 // returns its length. b has room for maxTerminateLen bytes.
-func putTerminate(b []byte, c termCode, o *offender) int {
+func putTerminate(b []byte, c termCode, o *faultySegment) int {
 	b[0], b[1], b[2], b[3] = c.layer()<<4|c.etype(), c.code(), 0, 0
 	if !quotesDDP(c) || o.ddpLen == 0 {
 		return 4
@@ -292,7 +292,7 @@ func parseTerminate(b []byte) (c termCode, ok bool) {
 	if len(b) < 4 {
 		return 0, false
 	}
-	rfc, siw := term(b[0]>>4, b[0]&0xf, b[1]), term(b[0]&0xf, b[0]>>4, b[1])
+	rfc, siw := makeTermCode(b[0]>>4, b[0]&0xf, b[1]), makeTermCode(b[0]&0xf, b[0]>>4, b[1])
 	switch {
 	case b[2]&0x07 != 0:
 		return siw, true

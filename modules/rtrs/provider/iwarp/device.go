@@ -120,9 +120,9 @@ type HandshakeStats struct {
 type Device struct {
 	cfg   Config
 	keys  softverbs.KeyTable
-	stats softverbs.Totals[*counters, Stats]
+	stats softverbs.Totals[*queueCounters, Stats]
 
-	effort effort // of the handshakes of TLS
+	tlsHandshakes handshakeScheduler // gives CPU time to the handshakes of TLS
 
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
@@ -130,9 +130,9 @@ type Device struct {
 	closed    bool
 }
 
-// counters are those of one completion queue. Its owner alone writes them. They
+// queueCounters are those of one completion queue. Its owner alone writes them. They
 // fill cache lines of their own, so that owners do not slow each other down.
-type counters struct {
+type queueCounters struct {
 	_                                                 [64]byte
 	placed, direct, sent, received, crcErrors, silent tally.Count
 	_                                                 [64]byte
@@ -157,7 +157,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	}
 	d := &Device{cfg: cfg, listeners: map[*listener]struct{}{}, inherited: map[netip.AddrPort]*net.TCPListener{}}
 	d.keys.Init()
-	d.effort.moved = func() uint64 { s := d.Stats(); return s.SentBytes + s.ReceivedBytes }
+	d.tlsHandshakes.moved = func() uint64 { s := d.Stats(); return s.SentBytes + s.ReceivedBytes }
 	return d, nil
 }
 
@@ -177,7 +177,7 @@ func (d *Device) Info() verbs.Info {
 func (d *Device) Stats() Stats { return d.stats.Sum() }
 
 // AddTo adds c to s.
-func (c *counters) AddTo(s *Stats) {
+func (c *queueCounters) AddTo(s *Stats) {
 	s.PlacedCopyBytes += c.placed.Load()
 	s.DirectBytes += c.direct.Load()
 	s.SentBytes += c.sent.Load()

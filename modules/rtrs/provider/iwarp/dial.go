@@ -32,7 +32,7 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if err := q.Begin(p.Private, maxUserData); err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
-	private, err := d.connect(ctx, q, p)
+	private, err := d.connectQP(ctx, q, p)
 	if err != nil {
 		q.Move(softverbs.Connecting, softverbs.Down)
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
@@ -40,7 +40,7 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	return private, nil
 }
 
-func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
+func (d *Device) connectQP(ctx context.Context, q *qp, p verbs.ConnectParams) ([]byte, error) {
 	dialer := net.Dialer{KeepAliveConfig: d.cfg.keepAlive(), Control: d.cfg.limitSilence}
 	dialer.SetMultipathTCP(false)
 	if p.Src.IsValid() {
@@ -56,10 +56,10 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	s, err := d.protectDial(tcp, &p)
-	var tm terms
+	var tm connTerms
 	var private []byte
 	if err == nil {
-		tm, private, err = d.initiate(s, p.Private)
+		tm, private, err = d.initiateMPA(s, p.Private)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -69,24 +69,24 @@ func (d *Device) connect(ctx context.Context, q *qp, p verbs.ConnectParams) ([]b
 	case err != nil:
 		return nil, err
 	}
-	return private, q.hand(s, tm)
+	return private, q.handToOwner(s, tm)
 }
 
-// initiate sends the request and checks the reply within the deadline of conn.
-func (d *Device) initiate(conn *stream, private []byte) (terms, []byte, error) {
+// initiateMPA sends the request and checks the reply within the deadline of conn.
+func (d *Device) initiateMPA(conn *startupConn, private []byte) (connTerms, []byte, error) {
 	cfg := d.cfgFor(conn)
-	req := cfg.request(private)
+	req := cfg.mpaRequest(private)
 	if _, err := conn.Write(req.encode(mpaKeyRequest)); err != nil {
-		return terms{}, nil, fmt.Errorf("send MPA request: %w", err)
+		return connTerms{}, nil, fmt.Errorf("send MPA request: %w", err)
 	}
 	rep, err := readMPA(conn, mpaKeyReply)
 	if errors.Is(err, errMPA) {
 		sendTerminate(conn, &termError{termMPA, cfg.CRC})
 	}
 	if err != nil {
-		return terms{}, nil, fmt.Errorf("receive MPA reply: %w", err)
+		return connTerms{}, nil, fmt.Errorf("receive MPA reply: %w", err)
 	}
-	tm, answer, err := cfg.conclude(&req, &rep)
+	tm, answer, err := cfg.checkReply(&req, &rep)
 	var refused *termError
 	if errors.As(err, &refused) {
 		sendTerminate(conn, refused)
@@ -97,17 +97,17 @@ func (d *Device) initiate(conn *stream, private []byte) (terms, []byte, error) {
 }
 
 // sendTerminate tells the peer why the start-up has failed. Errors are ignored.
-func sendTerminate(conn *stream, e *termError) {
+func sendTerminate(conn *startupConn, e *termError) {
 	var b [fpduUntagged + maxTerminateLen + 3 + crcLen]byte
-	n := putTerminate(b[fpduUntagged:], e.code, &offender{})
+	n := putTerminate(b[fpduUntagged:], e.code, &faultySegment{})
 	putUntagged(b[:], opTerminate, true, n, 0, 1, 0)
 	conn.SetWriteDeadline(time.Now().Add(terminateLimit))
 	conn.Write(sealFPDU(b[:], e.crc))
 }
 
-// hand gives the socket of conn to the owner of the completion queue. The caller
+// handToOwner gives the socket of conn to the owner of the completion queue. The caller
 // closes conn.
-func (q *qp) hand(conn *stream, tm terms) error {
+func (q *qp) handToOwner(conn *startupConn, tm connTerms) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
@@ -124,9 +124,9 @@ func (q *qp) hand(conn *stream, tm terms) error {
 	}
 	fitSendBuffer(fd)
 	q.SetAddrs(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
-	q.begun(fd, tm)
+	q.initHalves(fd, tm)
 	if conn.tls != nil {
-		if err := q.protect(conn.tls); err != nil {
+		if err := q.installTLS(conn.tls); err != nil {
 			q.fd = -1
 			unix.Close(fd)
 			return err
@@ -140,8 +140,8 @@ func (q *qp) hand(conn *stream, tm terms) error {
 	return nil
 }
 
-// begun initializes both halves of an established connection.
-func (q *qp) begun(fd int, tm terms) {
+// initHalves initializes both halves of an established connection.
+func (q *qp) initHalves(fd int, tm connTerms) {
 	q.fd, q.terms = fd, tm
 	q.Ops, q.Longest = tm.opcodes(), math.MaxUint32
 	q.tx.init(q.dev.cfg.MULPDU, &tm)

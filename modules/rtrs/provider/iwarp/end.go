@@ -21,10 +21,10 @@ var errTerminated = errors.New("terminated by the peer")
 // errRevoked is the cause if a region was closed that work names.
 var errRevoked = errors.New("memory of posted work was deregistered")
 
-// names reports whether unfinished work uses the memory of r. r is closed. A
+// usesRegion reports whether unfinished work uses the memory of r. r is closed. A
 // Write of the peer into it does not count: its next byte is refused.
-func (q *qp) names(r *softverbs.Region) bool {
-	return q.tx.sends(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.LKey() })
+func (q *qp) usesRegion(r *softverbs.Region) bool {
+	return q.tx.sendsRegion(r) || q.anyElement(func(lkey uint32, _ []byte) bool { return lkey == r.LKey() })
 }
 
 // inPlace reports whether the regions of all work are still registered.
@@ -36,7 +36,7 @@ func (q *qp) inPlace() bool {
 // not finished.
 func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
 	for at := q.SQ.Head; at != q.SQ.Tail; at++ {
-		if at < q.built && q.sent(q.SQ.At(at)) {
+		if at < q.built && q.isFinished(q.SQ.At(at)) {
 			continue
 		}
 		for _, s := range q.SQ.Elements(at) {
@@ -48,10 +48,10 @@ func (q *qp) anyElement(match func(lkey uint32, buf []byte) bool) bool {
 	return q.RQ.Any(func(wr *verbs.RecvWR) bool { return len(wr.Buf) > 0 && match(wr.LKey, wr.Buf) })
 }
 
-// sends reports whether the list has bytes of r as the response to a READ.
-func (t *transmitter) sends(r *softverbs.Region) bool {
+// sendsRegion reports whether the list has bytes of r as the response to a READ.
+func (t *transmitHalf) sendsRegion(r *softverbs.Region) bool {
 	for i := t.at; t.served && i < t.n; i++ {
-		if r.Span(t.v.addr(i), 1) != nil {
+		if r.Span(t.v.entryAddr(i), 1) != nil {
 			return true
 		}
 	}
@@ -93,7 +93,7 @@ func (q *qp) terminateFor(c termCode, status verbs.Status, cause error) {
 	}
 	q.End = softverbs.End{State: softverbs.EndNotified, Status: status, Code: uint32(c), Cause: cause}
 	q.Set(softverbs.Down)
-	q.log()
+	q.logEnd()
 	q.stopWaiting()
 	q.setDeadline(q.cq.Now() + int64(terminateLimit))
 	q.tx.term = true
@@ -107,7 +107,7 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	}
 	if q.End.State == softverbs.EndNone {
 		q.End = softverbs.End{Status: status, Cause: cause, Code: q.End.Code}
-		q.log()
+		q.logEnd()
 	}
 	q.Set(softverbs.Down)
 	q.End.State = softverbs.EndFlushing
@@ -127,21 +127,21 @@ func (q *qp) onDisconnect() {
 		return
 	}
 	for range 16 {
-		q.rx.v.set(0, q.rx.stage)
+		q.rx.v.setEntry(0, q.rx.stage)
 		if n, _ := q.rx.v.recv(q.fd, 1); n <= 0 || n < len(q.rx.stage) {
 			break
 		}
-		q.rx.widen()
+		q.rx.widenStaging()
 	}
 	q.hangUp(verbs.StatusOK, nil)
 }
 
-// abandon ends a connection if its queue pair was destroyed before
+// endDestroyed ends a connection if its queue pair was destroyed before
 // OpDisconnected. It returns no completions.
-func (q *qp) abandon() {
+func (q *qp) endDestroyed() {
 	q.hangUp(verbs.StatusOK, nil)
 	q.End.State = softverbs.EndDone
-	q.cq.detach(q)
+	q.cq.detachConn(q)
 }
 
 // peerGone ends the connection after a FIN (cause io.EOF) or a socket error.
@@ -168,8 +168,8 @@ func (q *qp) peerGone(cause error) {
 	q.hangUp(status, cause)
 }
 
-// terminated handles a Terminate of the peer.
-func (q *qp) terminated(c termCode) {
+// onTerminate handles a Terminate of the peer.
+func (q *qp) onTerminate(c termCode) {
 	q.End.Code = uint32(c)
 	status := verbs.StatusFatal
 	switch {
@@ -188,7 +188,7 @@ func (q *qp) terminated(c termCode) {
 	q.hangUp(status, fmt.Errorf("%w: %s", errTerminated, c))
 }
 
-func (q *qp) log() {
+func (q *qp) logEnd() {
 	log, level := q.dev.cfg.Logger, "closed"
 	if q.End.Status != verbs.StatusOK {
 		level = "failed"
@@ -204,18 +204,18 @@ func (q *qp) closeSocket() {
 	if q.fd < 0 {
 		return
 	}
-	q.goodbye()
+	q.sendAlert()
 	q.cq.Unwatch(q.fd)
 	unix.Shutdown(q.fd, unix.SHUT_WR) // a child process that was just forked may have a copy
 	unix.Close(q.fd)
 	q.fd = -1
 }
 
-// flush returns the outstanding requests, then OpDisconnected.
-func (q *qp) flush(wcs []verbs.WC) int {
-	n, last := q.Flush(wcs, q.finished())
+// flushRequests returns the outstanding requests, then OpDisconnected.
+func (q *qp) flushRequests(wcs []verbs.WC) int {
+	n, last := q.Flush(wcs, q.oldestRequest())
 	if last {
-		q.cq.detach(q)
+		q.cq.detachConn(q)
 	}
 	return n
 }

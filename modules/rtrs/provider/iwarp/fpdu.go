@@ -28,7 +28,7 @@ func padLen(n int) int { return -(2 + n) & 3 }
 // sealFPDU adds pad and CRC to an FPDU in one piece. b starts with the length
 // field and has room for the tail. It returns the whole frame.
 func sealFPDU(b []byte, crcOn bool) []byte {
-	n := 2 + header(b).length()
+	n := 2 + fpduHeader(b).length()
 	end := n + padLen(n-2)
 	clear(b[n : end+crcLen])
 	if crcOn {

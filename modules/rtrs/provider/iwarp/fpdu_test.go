@@ -65,7 +65,7 @@ func TestI001_PadIsCoveredButNotLookedAt(t *testing.T) {
 		o.recv(1, 16)
 		s := segment{op: opSend, msn: 1, payload: bytes.Repeat([]byte{0x5a}, size)}
 		b := s.bytes(true)
-		pad := padLen(header(b).length())
+		pad := padLen(fpduHeader(b).length())
 		for i := range pad {
 			b[len(b)-crcLen-1-i] = 0x55
 		}
@@ -116,7 +116,7 @@ func TestSegmentsKeepToTheMULPDU(t *testing.T) {
 			verbs.SendWR{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: buf, LKey: r.LKey()}}})
 		sum := 0
 		for _, f := range splitFPDUs(t, o.take()) {
-			h := header(f)
+			h := fpduHeader(f)
 			if h.length() > mulpdu || !h.last() && h.payload()%4 != 0 {
 				t.Fatalf("MULPDU %d: segment of %d bytes, %d payload, last %v", mulpdu, h.length(), h.payload(), h.last())
 			}

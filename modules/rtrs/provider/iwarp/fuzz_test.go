@@ -14,7 +14,7 @@ import (
 // byte, and neither side of a start-up falls over it.
 func FuzzMPAFrame(f *testing.F) {
 	cfg := DefaultConfig()
-	req := cfg.request([]byte("private data"))
+	req := cfg.mpaRequest([]byte("private data"))
 	f.Add(req.encode(mpaKeyRequest))
 	f.Add(req.encode(mpaKeyReply))
 	f.Add((&mpaFrame{rev: 1, private: make([]byte, 56)}).encode(mpaKeyRequest))
@@ -37,20 +37,20 @@ func FuzzMPAFrame(f *testing.F) {
 }
 
 func judgeFrame(t *testing.T, cfg *Config, frame *mpaFrame) {
-	tm, private, d, err := cfg.examine(frame)
+	tm, private, d, err := cfg.checkRequest(frame)
 	if err == nil {
-		rep := cfg.reply(frame, tm, d, false, nil)
+		rep := cfg.mpaReply(frame, tm, d, false, nil)
 		back := rep.encode(mpaKeyReply)
-		if _, err := readMPA(bytes.NewReader(back), mpaKeyReply); err != nil || rep.has(mpaMarkers) {
+		if _, err := readMPA(bytes.NewReader(back), mpaKeyReply); err != nil || rep.hasFlag(mpaMarkers) {
 			t.Errorf("reply %x to %+v: %v", back, frame, err)
 		}
 		if tm.ird > maxServedReads || tm.ord > cfg.ORD || tm.features&^ourFeatures != 0 || !bytes.HasSuffix(frame.private, private) {
 			t.Errorf("terms %+v from %+v", tm, frame)
 		}
 	}
-	req := cfg.request(nil)
-	tm, private, err = cfg.conclude(&req, frame)
-	if err == nil && (tm.ord > cfg.ORD || frame.has(mpaReject) || !bytes.HasSuffix(frame.private, private)) {
+	req := cfg.mpaRequest(nil)
+	tm, private, err = cfg.checkReply(&req, frame)
+	if err == nil && (tm.ord > cfg.ORD || frame.hasFlag(mpaReject) || !bytes.HasSuffix(frame.private, private)) {
 		t.Errorf("terms %+v from reply %+v", tm, frame)
 	}
 }
@@ -210,7 +210,7 @@ func FuzzTerminate(f *testing.F) {
 			return
 		}
 		var out [maxTerminateLen]byte
-		if back, _ := parseTerminate(out[:putTerminate(out[:], c, &offender{})]); back != c {
+		if back, _ := parseTerminate(out[:putTerminate(out[:], c, &faultySegment{})]); back != c {
 			t.Errorf("%s reads back as %s", c, back)
 		}
 	})

@@ -209,7 +209,7 @@ func emptyOpcodes() (all []attack) {
 			if !ok {
 				want = termOpcode
 			}
-			s := segment{op: opSend, msn: 1, edit: func(b []byte) { b[3] = rdmapVersion | byte(op); b[11] = byte(op.queue()) }}
+			s := segment{op: opSend, msn: 1, edit: func(b []byte) { b[3] = rdmapVersion | byte(op); b[11] = byte(op.queueNumber()) }}
 			if kind == "tagged" {
 				s = segment{op: opWrite, edit: func(b []byte) { b[3] = rdmapVersion | byte(op) }}
 			}
@@ -318,7 +318,7 @@ func (v *victim) mustEnd(t *testing.T, p *rawPeer, code termCode) {
 			}
 			return
 		}
-		h := header(f)
+		h := fpduHeader(f)
 		if h.op() != opTerminate {
 			continue
 		}
@@ -339,8 +339,8 @@ func TestHostileAnswerToARequest(t *testing.T) {
 	cfg.ReplyTimeout = 200 * time.Millisecond
 	good := func(req mpaFrame) mpaFrame {
 		c := DefaultConfig()
-		tm, _, d, _ := c.examine(&req)
-		return c.reply(&req, tm, d, false, nil)
+		tm, _, d, _ := c.checkRequest(&req)
+		return c.mpaReply(&req, tm, d, false, nil)
 	}
 	for name, answer := range map[string]func(req mpaFrame) []byte{
 		"nothing":                  func(mpaFrame) []byte { return nil },
@@ -379,7 +379,7 @@ func TestHostileAnswerToARequest(t *testing.T) {
 func TestHostileStartOfAClient(t *testing.T) {
 	s := newEnd(t, Config{RequestTimeout: 200 * time.Millisecond})
 	l := listen(t, s.dev)
-	request := s.dev.cfg.request(nil)
+	request := s.dev.cfg.mpaRequest(nil)
 	for op := range opcode(16) {
 		frame := segment{op: opSend, msn: 1, payload: make([]byte, 28), edit: func(b []byte) { b[3] = rdmapVersion | byte(op) }}.bytes(true)
 		for name, b := range map[string][]byte{

@@ -20,14 +20,14 @@ import (
 
 // listener implements verbs.Listener.
 type listener struct {
-	dev   *Device
-	tcp   *net.TCPListener
-	crowd *crowd
-	reqs  chan *request
-	room  chan struct{} // one token for each handshake, also of requests that wait for Accept
-	done  chan struct{} // closed by Close
-	wg    sync.WaitGroup
-	once  sync.Once
+	dev        *Device
+	tcp        *net.TCPListener
+	handshakes *handshakeLimiter
+	reqs       chan *connRequest
+	room       chan struct{} // one token for each handshake, also of requests that wait for Accept
+	done       chan struct{} // closed by Close
+	wg         sync.WaitGroup
+	once       sync.Once
 
 	refused atomic.Pointer[func(verbs.Refused)] // nil: nothing is told
 }
@@ -39,8 +39,8 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 		return nil, fmt.Errorf("listen at %s: %w", addr, err)
 	}
 	l := &listener{
-		dev: d, tcp: nl, crowd: newCrowd(d.cfg.MaxHandshakes, d.cfg.MaxHandshakesPerAddress),
-		reqs: make(chan *request), room: make(chan struct{}, d.cfg.MaxHandshakes), done: make(chan struct{}),
+		dev: d, tcp: nl, handshakes: newHandshakeLimiter(d.cfg.MaxHandshakes, d.cfg.MaxHandshakesPerAddress),
+		reqs: make(chan *connRequest), room: make(chan struct{}, d.cfg.MaxHandshakes), done: make(chan struct{}),
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,9 +116,9 @@ func (l *listener) Addr() netip.AddrPort { return addrPort(l.tcp.Addr()) }
 // WatchRefused implements verbs.Refuser.
 func (l *listener) WatchRefused(f func(verbs.Refused)) { l.refused.Store(&f) }
 
-// tell tells of a connection that is refused because of its protection.
-func (l *listener) tell(h *handshake, err error) {
-	var no *unprotected
+// reportRefusal tells of a connection that is refused because of its protection.
+func (l *listener) reportRefusal(h *pendingHandshake, err error) {
+	var no *unprotectedError
 	f := l.refused.Load()
 	if f == nil || !errors.As(err, &no) || errors.Is(err, net.ErrClosed) { // the last: this side ends
 		return
@@ -145,7 +145,7 @@ func (l *listener) Close() error {
 	l.once.Do(func() {
 		close(l.done)
 		l.tcp.Close()
-		l.crowd.close()
+		l.handshakes.close()
 		l.dev.mu.Lock()
 		delete(l.dev.listeners, l)
 		l.dev.mu.Unlock()
@@ -161,7 +161,7 @@ func (l *listener) run() {
 		conn, err := l.tcp.AcceptTCP()
 		switch {
 		case err == nil:
-			if !l.begin(conn) {
+			if !l.startHandshake(conn) {
 				return
 			}
 			continue
@@ -177,19 +177,19 @@ func (l *listener) run() {
 	}
 }
 
-// begin starts the handshake on conn. Another one may have to give way. If all
+// startHandshake starts the handshake on conn. Another one may have to give way. If all
 // others are requests that wait for Accept, begin waits too, and further
 // connections wait in the backlog of the kernel. It reports whether the listener
 // is still open.
-func (l *listener) begin(conn *net.TCPConn) bool {
+func (l *listener) startHandshake(conn *net.TCPConn) bool {
 	h := newHandshake(conn, l.dev.cfg.RequestTimeout)
-	l.crowd.add(h)
+	l.handshakes.addHandshake(h)
 	if !l.enterRoom(h) {
 		conn.Close()
 		return false
 	}
 	l.wg.Go(func() {
-		l.handshake(h)
+		l.runHandshake(h)
 		<-l.room
 	})
 	return true
@@ -198,7 +198,7 @@ func (l *listener) begin(conn *net.TCPConn) bool {
 // enterRoom waits for a place among all handshakes and reports whether the
 // listener is still open. Meanwhile handshakes may give way that could not
 // before.
-func (l *listener) enterRoom(h *handshake) bool {
+func (l *listener) enterRoom(h *pendingHandshake) bool {
 	for {
 		select {
 		case l.room <- struct{}{}:
@@ -206,16 +206,16 @@ func (l *listener) enterRoom(h *handshake) bool {
 		case <-l.done:
 			return false
 		case <-time.After(10 * time.Millisecond):
-			l.crowd.relieve(h)
+			l.handshakes.closeVictim(h)
 		}
 	}
 }
 
-// handshake reads the request and offers it to Accept.
-func (l *listener) handshake(h *handshake) {
-	r, err := l.dev.examine(h)
-	l.tell(h, err)
-	if stayed := l.crowd.remove(h); err != nil && !stayed {
+// runHandshake reads the request and offers it to Accept.
+func (l *listener) runHandshake(h *pendingHandshake) {
+	r, err := l.dev.examineRequest(h)
+	l.reportRefusal(h, err)
+	if stayed := l.handshakes.removeHandshake(h); err != nil && !stayed {
 		err = errGaveWay
 	}
 	if err == nil {
@@ -235,9 +235,9 @@ func (l *listener) handshake(h *handshake) {
 	l.dev.cfg.Logger.Log(context.Background(), level, "iwarp connection refused", "remote", addrPort(h.conn.RemoteAddr()), "cause", err)
 }
 
-// examine reads and checks a request within the deadline of h. If it refuses,
+// examineRequest reads and checks a request within the deadline of h. If it refuses,
 // it has sent the refusal.
-func (d *Device) examine(h *handshake) (*request, error) {
+func (d *Device) examineRequest(h *pendingHandshake) (*connRequest, error) {
 	tcp := h.conn
 	conn, from, err := d.protectAccept(h)
 	if err != nil {
@@ -248,40 +248,40 @@ func (d *Device) examine(h *handshake) (*request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("receive MPA request: %w", err)
 	}
-	r := &request{dev: d, stream: conn, cfg: cfg, frame: frame}
-	r.terms, r.private, r.depths, err = cfg.examine(&frame)
-	var no *refusal
+	r := &connRequest{dev: d, startupConn: conn, cfg: cfg, frame: frame}
+	r.terms, r.private, r.depths, err = cfg.checkRequest(&frame)
+	var no *mpaRefusal
 	if errors.As(err, &no) {
 		conn.Write(no.reply.encode(mpaKeyReply))
 	}
 	if err != nil {
 		return nil, err
 	}
-	if early(tcp) {
+	if bytesWaiting(tcp) {
 		return nil, fmt.Errorf("%w: bytes behind the request", errMPA)
 	}
 	conn.SetDeadline(time.Time{})
 	return r, nil
 }
 
-// request implements verbs.ConnRequest.
-type request struct {
-	*stream
+// connRequest implements verbs.ConnRequest.
+type connRequest struct {
+	*startupConn
 	dev     *Device
 	cfg     *Config
 	frame   mpaFrame
-	terms   terms
+	terms   connTerms
 	depths  readDepths
 	private []byte
 }
 
-func (r *request) Private() []byte            { return r.private }
-func (r *request) LocalAddr() netip.AddrPort  { return addrPort(r.TCPConn.LocalAddr()) }
-func (r *request) RemoteAddr() netip.AddrPort { return addrPort(r.TCPConn.RemoteAddr()) }
+func (r *connRequest) Private() []byte            { return r.private }
+func (r *connRequest) LocalAddr() netip.AddrPort  { return addrPort(r.TCPConn.LocalAddr()) }
+func (r *connRequest) RemoteAddr() netip.AddrPort { return addrPort(r.TCPConn.RemoteAddr()) }
 
 // Accept implements verbs.ConnRequest.
-func (r *request) Accept(v verbs.QP, private []byte) error {
-	defer r.stream.Close()
+func (r *connRequest) Accept(v verbs.QP, private []byte) error {
+	defer r.startupConn.Close()
 	q, ok := v.(*qp)
 	if !ok || q.dev != r.dev {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), softverbs.ErrForeign)
@@ -289,9 +289,9 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 	if err := q.Begin(private, maxUserData); err != nil {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
 	}
-	err := r.answer(false, private)
+	err := r.answerOnce(false, private)
 	if err == nil {
-		err = q.hand(r.stream, r.terms)
+		err = q.handToOwner(r.startupConn, r.terms)
 	}
 	if err != nil {
 		q.Move(softverbs.Connecting, softverbs.Down)
@@ -301,29 +301,29 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 }
 
 // Reject implements verbs.ConnRequest.
-func (r *request) Reject(private []byte) error {
-	defer r.stream.Close()
+func (r *connRequest) Reject(private []byte) error {
+	defer r.startupConn.Close()
 	if len(private) > maxUserData {
 		private = private[:maxUserData]
 	}
-	if err := r.answer(true, private); err != nil {
+	if err := r.answerOnce(true, private); err != nil {
 		return fmt.Errorf("reject %s: %w", r.RemoteAddr(), err)
 	}
 	return nil
 }
 
-func (r *request) answer(reject bool, private []byte) error {
-	if early(r.TCPConn) {
+func (r *connRequest) answerOnce(reject bool, private []byte) error {
+	if bytesWaiting(r.TCPConn) {
 		return fmt.Errorf("%w: bytes behind the request", errMPA)
 	}
-	f := r.cfg.reply(&r.frame, r.terms, r.depths, reject, private)
-	r.stream.SetDeadline(time.Now().Add(answerLimit))
-	_, err := r.stream.Write(f.encode(mpaKeyReply))
+	f := r.cfg.mpaReply(&r.frame, r.terms, r.depths, reject, private)
+	r.startupConn.SetDeadline(time.Now().Add(answerLimit))
+	_, err := r.startupConn.Write(f.encode(mpaKeyReply))
 	return err
 }
 
-// early reports whether bytes wait in the socket.
-func early(conn *net.TCPConn) bool {
+// bytesWaiting reports whether bytes wait in the socket.
+func bytesWaiting(conn *net.TCPConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return false

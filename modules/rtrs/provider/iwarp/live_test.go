@@ -19,7 +19,7 @@ func TestI002_ListenerAnswersByHand(t *testing.T) {
 	s := newEnd(t, DefaultConfig())
 	l := listen(t, s.dev)
 	hasty := listen(t, openDevice(t, Config{CRC: true, RequestTimeout: 100 * time.Millisecond})) // for incomplete requests
-	good := func() mpaFrame { return s.dev.cfg.request(nil) }
+	good := func() mpaFrame { return s.dev.cfg.mpaRequest(nil) }
 	markers := good()
 	markers.flags |= mpaMarkers
 	newer := good()
@@ -44,7 +44,7 @@ func TestI002_ListenerAnswersByHand(t *testing.T) {
 		p := dialRaw(t, tt.to.Addr())
 		p.conn.Write(tt.send)
 		rep, err := readMPA(p.conn, mpaKeyReply)
-		if tt.reject != (err == nil) || tt.reject && (!rep.has(mpaReject) || rep.has(mpaMarkers)) {
+		if tt.reject != (err == nil) || tt.reject && (!rep.hasFlag(mpaReject) || rep.hasFlag(mpaMarkers)) {
 			t.Errorf("%s: %+v, %v", name, rep, err)
 		}
 		if _, err := p.conn.Read(make([]byte, 1)); err == nil || isTimeout(err) {
@@ -64,12 +64,12 @@ func TestI002_RequestByteByByte(t *testing.T) {
 	l := listen(t, s.dev)
 	done := acceptOne(t, l, s.qp)
 	p := dialRaw(t, l.Addr())
-	req := s.dev.cfg.request([]byte("x"))
+	req := s.dev.cfg.mpaRequest([]byte("x"))
 	for _, b := range req.encode(mpaKeyRequest) {
 		p.conn.Write([]byte{b})
 		runtime.Gosched()
 	}
-	if rep, err := readMPA(p.conn, mpaKeyReply); err != nil || rep.has(mpaReject) {
+	if rep, err := readMPA(p.conn, mpaKeyReply); err != nil || rep.hasFlag(mpaReject) {
 		t.Errorf("%+v, %v", rep, err)
 	}
 	if err := <-done; err != nil {
@@ -94,7 +94,7 @@ func TestI002_InitiatorGivesUp(t *testing.T) {
 	if !errors.As(err, &te) || te.code != termIRD {
 		t.Errorf("peer that reads too much: %v", err)
 	}
-	if f, err := p.hear(); err != nil || header(f).op() != opTerminate || f[fpduUntagged] != 0x20 || f[fpduUntagged+1] != 6 {
+	if f, err := p.hear(); err != nil || fpduHeader(f).op() != opTerminate || f[fpduUntagged] != 0x20 || f[fpduUntagged+1] != 6 {
 		t.Errorf("peer that reads too much is told %x, %v", f, err)
 	}
 }
@@ -112,7 +112,7 @@ func TestI002_CancelledInitiatorReturnsAtOnce(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Unix(1, 0))
-	if _, _, err := newEnd(t, DefaultConfig()).dev.initiate(&stream{TCPConn: conn.(*net.TCPConn)}, nil); !isTimeout(err) {
+	if _, _, err := newEnd(t, DefaultConfig()).dev.initiateMPA(&startupConn{TCPConn: conn.(*net.TCPConn)}, nil); !isTimeout(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -126,8 +126,8 @@ func isTimeout(err error) bool {
 func TestI005_EarlyFrameBehindTheReplyIsTaken(t *testing.T) {
 	_, c, err := clientToRaw(t, DefaultConfig(), func(req mpaFrame, conn net.Conn) {
 		cfg := DefaultConfig()
-		tm, _, d, _ := cfg.examine(&req)
-		rep := cfg.reply(&req, tm, d, false, nil)
+		tm, _, d, _ := cfg.checkRequest(&req)
+		rep := cfg.mpaReply(&req, tm, d, false, nil)
 		conn.Write(append(rep.encode(mpaKeyReply), segment{op: opSend, msn: 1}.bytes(true)...))
 	})
 	if err != nil {
@@ -154,7 +154,7 @@ func TestI005_ResponderHoldsBackUntilTheFirstFrame(t *testing.T) {
 	if wc := s.next(); wc.ID != 1 || wc.Status != verbs.StatusOK {
 		t.Errorf("%+v", wc)
 	}
-	if f, err := p.hear(); err != nil || header(f).op() != opSend {
+	if f, err := p.hear(); err != nil || fpduHeader(f).op() != opSend {
 		t.Errorf("%x, %v", f, err)
 	}
 }
@@ -175,7 +175,7 @@ func TestI005_ForeignResponderIsPoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	isPoke := func(f []byte) bool {
-		h := header(f)
+		h := fpduHeader(f)
 		return h.op() == opWrite && h.payload() == 0 && h.last() && h.stag() == emptySTag
 	}
 	start := time.Now()
@@ -274,7 +274,7 @@ func (e *end) q() *qp { return e.qp.(*qp) }
 
 func terminateOf(c termCode) segment {
 	var b [maxTerminateLen]byte
-	n := putTerminate(b[:], c, &offender{})
+	n := putTerminate(b[:], c, &faultySegment{})
 	return segment{op: opTerminate, msn: 1, payload: b[:n]}
 }
 

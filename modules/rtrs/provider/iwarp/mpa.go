@@ -56,11 +56,11 @@ type mpaFrame struct {
 	private []byte
 }
 
-func (f *mpaFrame) has(flag byte) bool { return f.flags&flag != 0 }
+func (f *mpaFrame) hasFlag(flag byte) bool { return f.flags&flag != 0 }
 
 // enhanced reports whether the private data starts with IRD and ORD. In
 // revision 1 the bit is reserved.
-func (f *mpaFrame) enhanced() bool { return f.rev >= 2 && f.has(mpaEnhanced) }
+func (f *mpaFrame) enhanced() bool { return f.rev >= 2 && f.hasFlag(mpaEnhanced) }
 
 func (f *mpaFrame) encode(key string) []byte {
 	b := make([]byte, mpaHeaderLen, mpaHeaderLen+len(f.private))
@@ -124,12 +124,12 @@ func parseDepths(b []byte) (d readDepths) {
 
 func (d readDepths) append(b []byte) []byte {
 	w0, w1 := uint16(d.ird), uint16(d.ord)
-	w0 |= bit(d.p2p, peerToPeer) | bit(d.send, rtrSend)
-	w1 |= bit(d.write, rtrWrite) | bit(d.rtr, rtrRead)
+	w0 |= boolBit(d.p2p, peerToPeer) | boolBit(d.send, rtrSend)
+	w1 |= boolBit(d.write, rtrWrite) | boolBit(d.rtr, rtrRead)
 	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, w0), w1)
 }
 
-func bit(on bool, v uint16) uint16 {
+func boolBit(on bool, v uint16) uint16 {
 	if on {
 		return v
 	}
@@ -149,8 +149,8 @@ func cutExtension(b []byte) (features byte, rest []byte, ok bool) {
 	return b[5], b[extensionLen:], true
 }
 
-// terms are the agreement of the two ends.
-type terms struct {
+// connTerms are the agreement of the two ends.
+type connTerms struct {
 	crc       bool
 	ird, ord  int  // READs that this end serves and issues at a time
 	features  byte // of both ends
@@ -159,8 +159,8 @@ type terms struct {
 	poke      bool // initiator: empty Writes wake a siw responder that has missed the first FPDU
 }
 
-// request builds an MPA request.
-func (c *Config) request(private []byte) mpaFrame {
+// mpaRequest builds an MPA request.
+func (c *Config) mpaRequest(private []byte) mpaFrame {
 	f := mpaFrame{flags: mpaEnhanced, rev: 2}
 	if c.CRC {
 		f.flags |= mpaCRC
@@ -181,46 +181,46 @@ func (c *Config) appendPrivate(b, private []byte) []byte {
 	return append(b, private...)
 }
 
-// refusal is a reply with R set. The connection ends after it.
-type refusal struct {
+// mpaRefusal is a reply with R set. The connection ends after it.
+type mpaRefusal struct {
 	reply mpaFrame
 	cause error
 }
 
-func (r *refusal) Error() string { return r.cause.Error() }
-func (r *refusal) Unwrap() error { return r.cause }
+func (r *mpaRefusal) Error() string { return r.cause.Error() }
+func (r *mpaRefusal) Unwrap() error { return r.cause }
 
-// refuse builds a reply with R to req. Its enhanced words are 0.
-func refuse(req *mpaFrame, cause error) *refusal {
+// buildRefusal builds a reply with R to req. Its enhanced words are 0.
+func buildRefusal(req *mpaFrame, cause error) *mpaRefusal {
 	f := mpaFrame{flags: mpaReject, rev: req.rev}
 	if req.enhanced() && len(req.private) >= enhancedLen {
 		f.flags |= mpaEnhanced
 		f.private = make([]byte, enhancedLen)
 	}
-	return &refusal{f, cause}
+	return &mpaRefusal{f, cause}
 }
 
-// examine checks a request at the responder. It returns the terms, the private
+// checkRequest checks a request at the responder. It returns the terms, the private
 // data of the consumer and the read words of the reply. An error may be a
 // *refusal.
-func (c *Config) examine(req *mpaFrame) (t terms, private []byte, d readDepths, err error) {
-	t = terms{crc: c.CRC || req.has(mpaCRC), ird: c.IRD}
+func (c *Config) checkRequest(req *mpaFrame) (t connTerms, private []byte, d readDepths, err error) {
+	t = connTerms{crc: c.CRC || req.hasFlag(mpaCRC), ird: c.IRD}
 	private = req.private
 	if req.enhanced() {
 		if len(private) < enhancedLen {
-			return t, nil, d, refuse(req, fmt.Errorf("%w: enhanced request with %d bytes of private data", errMPA, len(private)))
+			return t, nil, d, buildRefusal(req, fmt.Errorf("%w: enhanced request with %d bytes of private data", errMPA, len(private)))
 		}
 		d = c.answerDepths(parseDepths(private))
 		t.ird, t.ord = d.ird, d.ord
 		private = private[enhancedLen:]
 	}
-	if req.has(mpaMarkers) {
-		return t, nil, d, refuse(req, errors.New("peer asks for markers"))
+	if req.hasFlag(mpaMarkers) {
+		return t, nil, d, buildRefusal(req, errors.New("peer asks for markers"))
 	}
 	if !c.Foreign {
 		var ok bool
 		if t.features, private, ok = cutExtension(private); !ok {
-			return t, nil, d, refuse(req, errNoExtension)
+			return t, nil, d, buildRefusal(req, errNoExtension)
 		}
 		t.features &= ourFeatures
 	}
@@ -244,8 +244,8 @@ func (c *Config) answerDepths(peer readDepths) readDepths {
 // maxServedReads is how far IRD is raised for a peer that asks for more.
 const maxServedReads = 128
 
-// reply builds the reply to req.
-func (c *Config) reply(req *mpaFrame, t terms, d readDepths, reject bool, private []byte) mpaFrame {
+// mpaReply builds the reply to req.
+func (c *Config) mpaReply(req *mpaFrame, t connTerms, d readDepths, reject bool, private []byte) mpaFrame {
 	f := mpaFrame{rev: req.rev}
 	if t.crc {
 		f.flags |= mpaCRC
@@ -269,10 +269,10 @@ type termError struct {
 
 func (e *termError) Error() string { return "handshake failed: " + e.code.String() }
 
-// conclude checks the reply to req at the initiator.
-func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err error) {
-	t = terms{crc: req.has(mpaCRC) || rep.has(mpaCRC), ird: c.IRD, initiator: true, opening: true, poke: c.Foreign}
-	if rep.rev != req.rev || rep.enhanced() != req.enhanced() && !rep.has(mpaReject) {
+// checkReply checks the reply to req at the initiator.
+func (c *Config) checkReply(req, rep *mpaFrame) (t connTerms, private []byte, err error) {
+	t = connTerms{crc: req.hasFlag(mpaCRC) || rep.hasFlag(mpaCRC), ird: c.IRD, initiator: true, opening: true, poke: c.Foreign}
+	if rep.rev != req.rev || rep.enhanced() != req.enhanced() && !rep.hasFlag(mpaReject) {
 		return t, nil, fmt.Errorf("%w: reply of revision %d, flags %#x", errMPA, rep.rev, rep.flags)
 	}
 	private = rep.private
@@ -280,7 +280,7 @@ func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err erro
 	if rep.enhanced() && len(private) >= enhancedLen {
 		d = parseDepths(private)
 		private = private[enhancedLen:]
-	} else if !rep.has(mpaReject) {
+	} else if !rep.hasFlag(mpaReject) {
 		return t, nil, &termError{termMPA, t.crc}
 	}
 	features, rest, ours := cutExtension(private)
@@ -288,9 +288,9 @@ func (c *Config) conclude(req, rep *mpaFrame) (t terms, private []byte, err erro
 		private, t.features = rest, features&ourFeatures
 	}
 	switch {
-	case rep.has(mpaReject):
+	case rep.hasFlag(mpaReject):
 		return t, nil, &verbs.RejectError{Private: private}
-	case rep.has(mpaMarkers):
+	case rep.hasFlag(mpaMarkers):
 		return t, nil, &termError{termMPA, t.crc}
 	case !ours && !c.Foreign:
 		return t, nil, errNoExtension

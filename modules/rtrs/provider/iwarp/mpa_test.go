@@ -97,12 +97,12 @@ func TestI002_ResponderMatrix(t *testing.T) {
 							private := make([]byte, size)
 							fill(private, 1)
 							req := foreignRequest(rev, crc, d, private)
-							tm, got, answer, err := cfg.examine(&req)
+							tm, got, answer, err := cfg.checkRequest(&req)
 							if err != nil || !bytes.Equal(got, private) {
 								t.Fatalf("private %x, %v", got, err)
 							}
-							rep := cfg.reply(&req, tm, answer, false, []byte("pd"))
-							if tm.crc != (crc || ours) || rep.has(mpaCRC) != tm.crc || rep.rev != rev || rep.has(mpaReject) || rep.has(mpaMarkers) {
+							rep := cfg.mpaReply(&req, tm, answer, false, []byte("pd"))
+							if tm.crc != (crc || ours) || rep.hasFlag(mpaCRC) != tm.crc || rep.rev != rev || rep.hasFlag(mpaReject) || rep.hasFlag(mpaMarkers) {
 								t.Errorf("crc %v, reply %+v", tm.crc, rep)
 							}
 							if rev == 1 {
@@ -143,8 +143,8 @@ func TestI002_ResponderRefuses(t *testing.T) {
 		"peer without our extension":   {ours, good, mpaReject | mpaEnhanced, 2},
 		"extension of another version": {ours, foreignRequest(2, false, readDepths{}, []byte("RNBD\x00\x03\x00\x00")), mpaReject | mpaEnhanced, 2},
 	} {
-		_, _, _, err := tt.cfg.examine(&tt.req)
-		var no *refusal
+		_, _, _, err := tt.cfg.checkRequest(&tt.req)
+		var no *mpaRefusal
 		if !errors.As(err, &no) {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -156,7 +156,7 @@ func TestI002_ResponderRefuses(t *testing.T) {
 			t.Errorf("%s: reply says %x", name, no.reply.private)
 		}
 	}
-	if _, _, _, err := ours.examine(&good); !errors.Is(err, errNoExtension) || !strings.Contains(err.Error(), "speaks iWARP but not the RTRS extensions") {
+	if _, _, _, err := ours.checkRequest(&good); !errors.Is(err, errNoExtension) || !strings.Contains(err.Error(), "speaks iWARP but not the RTRS extensions") {
 		t.Errorf("peer without our extension: %v", err)
 	}
 }
@@ -165,8 +165,8 @@ func TestI002_ReservedFlagsAreIgnored(t *testing.T) {
 	cfg := Config{Foreign: true}.withDefaults()
 	req := foreignRequest(2, false, readDepths{ird: 1, ord: 1}, nil)
 	req.flags |= 0x0f
-	tm, _, d, err := cfg.examine(&req)
-	if rep := cfg.reply(&req, tm, d, false, nil); err != nil || rep.flags != mpaEnhanced {
+	tm, _, d, err := cfg.checkRequest(&req)
+	if rep := cfg.mpaReply(&req, tm, d, false, nil); err != nil || rep.flags != mpaEnhanced {
 		t.Errorf("reply flags %#x, %v", rep.flags, err)
 	}
 }
@@ -197,8 +197,8 @@ func TestI002_InitiatorJudgesTheReply(t *testing.T) {
 	}
 	for _, tt := range tests {
 		cfg := Config{Foreign: tt.foreign}.withDefaults()
-		req := cfg.request([]byte("data"))
-		tm, private, err := cfg.conclude(&req, &tt.rep)
+		req := cfg.mpaRequest([]byte("data"))
+		tm, private, err := cfg.checkReply(&req, &tt.rep)
 		var te *termError
 		errors.As(err, &te)
 		switch {
@@ -222,12 +222,12 @@ func TestI002_InitiatorAsksForNoPeerToPeerModel(t *testing.T) {
 		{ird: 1}, {ird: 1, p2p: true, write: true}, {ird: 1, p2p: true, rtr: true}, {p2p: true, send: true}, {ird: 1, p2p: true},
 	} {
 		cfg := Config{Foreign: true}.withDefaults()
-		req := cfg.request(nil)
+		req := cfg.mpaRequest(nil)
 		if got := parseDepths(req.private); got.p2p || got != (readDepths{ird: 16, ord: 16}) {
 			t.Fatalf("asked for %+v", got)
 		}
 		rep := mpaFrame{flags: mpaEnhanced, rev: 2, private: d.append(nil)}
-		if tm, _, err := cfg.conclude(&req, &rep); err != nil || !tm.opening {
+		if tm, _, err := cfg.checkReply(&req, &rep); err != nil || !tm.opening {
 			t.Errorf("%+v: %+v, %v", d, tm, err)
 		}
 	}
@@ -235,18 +235,18 @@ func TestI002_InitiatorAsksForNoPeerToPeerModel(t *testing.T) {
 
 func TestI002_RejectCarriesPrivateData(t *testing.T) {
 	cfg := DefaultConfig()
-	req := cfg.request(nil)
-	tm, _, d, err := cfg.examine(&req)
+	req := cfg.mpaRequest(nil)
+	tm, _, d, err := cfg.checkRequest(&req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, rep := range map[string]mpaFrame{
-		"ours":                        cfg.reply(&req, tm, d, true, []byte("why")),
+		"ours":                        cfg.mpaReply(&req, tm, d, true, []byte("why")),
 		"without the block":           {flags: mpaReject | mpaEnhanced, rev: 2, private: []byte("\x00\x00\x00\x00why")},
 		"without the enhanced words":  {flags: mpaReject, rev: 2, private: []byte("why")},
 		"with markers, which are off": {flags: mpaReject | mpaMarkers, rev: 2, private: []byte("why")},
 	} {
-		_, _, err := cfg.conclude(&req, &rep)
+		_, _, err := cfg.checkReply(&req, &rep)
 		var reject *verbs.RejectError
 		if !errors.As(err, &reject) || string(reject.Private) != "why" {
 			t.Errorf("%s: %v", name, err)
@@ -266,7 +266,7 @@ func TestExtensionBlock(t *testing.T) {
 	// A later version with more bits still works with the part that both know.
 	cfg := DefaultConfig()
 	req := foreignRequest(2, true, readDepths{}, []byte("RNBD\x09\xfdxxdata"))
-	tm, private, _, err := cfg.examine(&req)
+	tm, private, _, err := cfg.checkRequest(&req)
 	if err != nil || string(private) != "data" || tm.features != featureImmediate {
 		t.Errorf("features %#x, private %q, %v", tm.features, private, err)
 	}

@@ -18,11 +18,11 @@ type offline struct {
 	wcs []verbs.WC
 }
 
-func bothTerms() terms {
-	return terms{crc: true, ird: 4, ord: 4, features: ourFeatures, initiator: true}
+func bothTerms() connTerms {
+	return connTerms{crc: true, ird: 4, ord: 4, features: ourFeatures, initiator: true}
 }
 
-func newOffline(t testing.TB, tm terms) *offline {
+func newOffline(t testing.TB, tm connTerms) *offline {
 	t.Helper()
 	d, err := Open(quiet(DefaultConfig()))
 	if err != nil {
@@ -31,10 +31,10 @@ func newOffline(t testing.TB, tm terms) *offline {
 	return newOfflineOn(t, d.(*Device), tm)
 }
 
-func newOfflineOn(t testing.TB, d *Device, tm terms) *offline {
+func newOfflineOn(t testing.TB, d *Device, tm connTerms) *offline {
 	t.Helper()
 	dom := softverbs.NewDomain(&d.keys)
-	c := &cq{dev: d, stats: &counters{}}
+	c := &compQueue{dev: d, stats: &queueCounters{}}
 	d.stats.Open(c.stats)
 	c.Init()
 	v, err := d.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 64, RecvQueue: 64, MaxSGE: 4})
@@ -42,7 +42,7 @@ func newOfflineOn(t testing.TB, d *Device, tm terms) *offline {
 		t.Fatal(err)
 	}
 	q := v.(*qp)
-	q.begun(-1, tm)
+	q.initHalves(-1, tm)
 	q.Set(softverbs.Up)
 	q.Attached = true
 	return &offline{t: t, pd: dom, q: q}
@@ -101,7 +101,7 @@ func (o *offline) feed(b []byte, chunk int) int {
 	return fed
 }
 
-func (o *offline) parse() verdict {
+func (o *offline) parse() parseVerdict {
 	var wcs [2]verbs.WC
 	for {
 		n, v := o.q.parse(wcs[:])
@@ -118,11 +118,11 @@ func (o *offline) take() []byte {
 	var out []byte
 	for {
 		t.at, t.n, t.headUsed, t.headVec = 0, 0, 0, false
-		if o.q.build(); t.n == 0 {
+		if o.q.buildList(); t.n == 0 {
 			return out
 		}
 		for i := range t.n {
-			out = append(out, t.v.bytes(i)...)
+			out = append(out, t.v.entryBytes(i)...)
 		}
 		t.accepted = t.queued
 		t.at = t.n
@@ -167,7 +167,7 @@ func (s segment) bytes(crc bool) []byte {
 			b[11] = byte(*s.qn)
 		}
 	}
-	copy(b[header(b).size():], s.payload)
+	copy(b[fpduHeader(b).size():], s.payload)
 	if s.edit != nil {
 		s.edit(b)
 	}
@@ -185,7 +185,7 @@ func splitFPDUs(t testing.TB, b []byte) [][]byte {
 	for len(b) > 0 {
 		n := 0
 		if len(b) >= fpduTagged {
-			h := header(b)
+			h := fpduHeader(b)
 			n = 2 + h.length() + h.tail()
 		}
 		if n == 0 || n > len(b) {

@@ -12,10 +12,10 @@ import (
 type qp struct {
 	softverbs.QP
 	dev *Device
-	cq  *cq
+	cq  *compQueue
 
 	fd    int // -1: none
-	terms terms
+	terms connTerms
 
 	// Of the send queue: the requests before built have become segments, those
 	// before done have finished.
@@ -26,9 +26,9 @@ type qp struct {
 	serves               []serveEntry // reads to answer, oldest first
 	serveHead, serveTail uint64
 
-	tx  transmitter
-	rx  receiver
-	tls *protection // nil: plain. Set before the phase is Up
+	tx  transmitHalf
+	rx  receiveHalf
+	tls *tlsState // nil: plain. Set before the phase is Up
 
 	readable bool // the socket may have something
 	more     bool // a parsed segment waits for room among the completions of the caller
@@ -42,7 +42,7 @@ type qp struct {
 // CreateQP implements verbs.Device.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
-	queue, ok2 := cfg.CQ.(*cq)
+	queue, ok2 := cfg.CQ.(*compQueue)
 	switch {
 	case d.isClosed():
 		return nil, fmt.Errorf("create queue pair: %w", verbs.ErrClosed)
@@ -70,22 +70,22 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 		return 0, softverbs.ErrPostUnconnected
 	}
 	q.quiet = 0
-	if len(wrs) == 1 && q.invalidates(&wrs[0]) {
+	if len(wrs) == 1 && q.tryInvalidate(&wrs[0]) {
 		return 1, nil
 	}
-	n, err := q.Post(wrs, q.finished())
+	n, err := q.Post(wrs, q.oldestRequest())
 	q.cq.activate(q)
 	return n, err
 }
 
-// invalidates executes wr at once if it is a LOCAL_INV without a completion and no
+// tryInvalidate executes wr at once if it is a LOCAL_INV without a completion and no
 // request is before it: it needs no place in the queue. It reports whether it did.
-func (q *qp) invalidates(wr *verbs.SendWR) bool {
+func (q *qp) tryInvalidate(wr *verbs.SendWR) bool {
 	return wr.Op == verbs.OpLocalInv && !wr.Signaled && q.built == q.SQ.Tail && q.Domain.Invalidate(wr.RKey) == softverbs.KeyOK
 }
 
 // opcodes returns the set of opcodes that the connection carries.
-func (t *terms) opcodes() (ops uint16) {
+func (t *connTerms) opcodes() (ops uint16) {
 	ops = 1<<verbs.OpSend | 1<<verbs.OpSendInv | 1<<verbs.OpWrite | 1<<verbs.OpLocalInv | 1<<verbs.OpRegMR
 	if t.ord > 0 {
 		ops |= 1 << verbs.OpRead
@@ -108,14 +108,14 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, err
 }
 
-// sent reports whether e is finished.
-func (q *qp) sent(e *softverbs.Send) bool {
+// isFinished reports whether e is finished.
+func (q *qp) isFinished(e *softverbs.Send) bool {
 	return e.Done || e.Op != verbs.OpRead && e.End <= q.tx.accepted
 }
 
-// finished returns the position of the oldest request that is not finished.
-func (q *qp) finished() uint64 {
-	for q.done < q.built && q.sent(q.SQ.At(q.done)) {
+// oldestRequest returns the position of the oldest request that is not finished.
+func (q *qp) oldestRequest() uint64 {
+	for q.done < q.built && q.isFinished(q.SQ.At(q.done)) {
 		q.done++
 	}
 	return q.done

@@ -45,7 +45,7 @@ func dialRaw(t *testing.T, addr netip.AddrPort) *rawPeer {
 func (p *rawPeer) open() mpaFrame {
 	p.t.Helper()
 	cfg := DefaultConfig()
-	req := cfg.request(nil)
+	req := cfg.mpaRequest(nil)
 	p.conn.Write(req.encode(mpaKeyRequest))
 	rep, err := readMPA(p.conn, mpaKeyReply)
 	if err != nil {
@@ -62,7 +62,7 @@ func (p *rawPeer) hear() ([]byte, error) {
 	if _, err := io.ReadFull(p.conn, b); err != nil {
 		return nil, err
 	}
-	h := header(b)
+	h := fpduHeader(b)
 	b = b[:2+h.length()+h.tail()]
 	_, err := io.ReadFull(p.conn, b[4:])
 	return b, err
@@ -76,7 +76,7 @@ func (p *rawPeer) hearTerminate() termCode {
 		if err != nil {
 			p.t.Fatalf("no Terminate: %v", err)
 		}
-		if h := header(f); h.op() == opTerminate {
+		if h := fpduHeader(f); h.op() == opTerminate {
 			c, _ := parseTerminate(f[fpduUntagged:][:h.payload()])
 			if _, err := p.hear(); err == nil {
 				p.t.Error("more behind the Terminate")
@@ -145,12 +145,12 @@ func clientToRaw(t *testing.T, cfg Config, reply func(req mpaFrame, conn net.Con
 // agree is the reply of a peer that takes everything.
 func agree(req mpaFrame, conn net.Conn) {
 	cfg := DefaultConfig()
-	tm, _, d, err := cfg.examine(&req)
+	tm, _, d, err := cfg.checkRequest(&req)
 	if err != nil {
 		cfg.Foreign = true
-		tm, _, d, _ = cfg.examine(&req)
+		tm, _, d, _ = cfg.checkRequest(&req)
 	}
-	rep := cfg.reply(&req, tm, d, false, nil)
+	rep := cfg.mpaReply(&req, tm, d, false, nil)
 	conn.Write(rep.encode(mpaKeyReply))
 }
 

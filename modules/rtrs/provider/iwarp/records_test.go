@@ -80,7 +80,7 @@ func (p *recordPeer) frame(payload int) (head, tail []byte) {
 	imm := make([]byte, fpduUntagged+immediateLen+crcLen)
 	putUntagged(imm, opImmediate, true, immediateLen, 0, 1, 0)
 	putImmediate(imm[fpduUntagged:], 5)
-	tail = make([]byte, header(head).tail())
+	tail = make([]byte, fpduHeader(head).tail())
 	return head, append(tail, sealFPDU(imm, false)...)
 }
 

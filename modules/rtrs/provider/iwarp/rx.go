@@ -51,21 +51,21 @@ const (
 	rxTail
 )
 
-// verdict is the reason why parsing stopped.
-type verdict uint8
+// parseVerdict is the reason why parsing stopped.
+type parseVerdict uint8
 
 const (
-	rxMore    verdict = iota // needs bytes
-	rxFull                   // no room for completions
-	rxNoRecv                 // a message waits for a receive
-	rxStopped                // the connection ends
+	rxMore    parseVerdict = iota // needs bytes
+	rxFull                        // no room for completions
+	rxNoRecv                      // a message waits for a receive
+	rxStopped                     // the connection ends
 )
 
-// receiver is the receiving half of a connection.
-type receiver struct {
+// receiveHalf is the receiving half of a connection.
+type receiveHalf struct {
 	stage []byte
 	r, w  int // unparsed bytes
-	v     vec
+	v     iovecList
 	crcOn bool
 
 	phase rxPhase
@@ -107,7 +107,7 @@ type untaggedMessage struct {
 	length uint32
 }
 
-func (x *receiver) init(crcOn bool) {
+func (x *receiveHalf) init(crcOn bool) {
 	x.stage = make([]byte, stageFirst)
 	x.v = newVec(2)
 	x.crcOn = crcOn
@@ -115,7 +115,7 @@ func (x *receiver) init(crcOn bool) {
 }
 
 // midMessage reports whether a message is incomplete.
-func (x *receiver) midMessage() bool {
+func (x *receiveHalf) midMessage() bool {
 	return x.phase != rxHeader || x.r != x.w || x.tagged.open || x.untagged.open
 }
 
@@ -127,15 +127,15 @@ func (q *qp) receive(wcs []verbs.WC) int {
 		m, v := q.parse(wcs[n:])
 		n += m
 		q.more = v == rxFull
-		if v != rxMore || !q.fillable() || budget <= 0 {
+		if v != rxMore || !q.canFill() || budget <= 0 {
 			return n
 		}
-		budget -= q.fill()
+		budget -= q.fillStaging()
 	}
 }
 
-// fill reads from the socket once and returns the number of bytes.
-func (q *qp) fill() int {
+// fillStaging reads from the socket once and returns the number of bytes.
+func (q *qp) fillStaging() int {
 	x := &q.rx
 	if q.tls != nil {
 		return q.fillRecords()
@@ -143,31 +143,31 @@ func (q *qp) fill() int {
 	x.w = copy(x.stage, x.stage[x.r:x.w]) // at most a part of a header or a tail
 	x.r = 0
 	vecs, direct := 0, 0
-	if x.phase == rxPayload && len(x.dst) >= directMin && q.reachable() {
+	if x.phase == rxPayload && len(x.dst) >= directMin && q.payloadReachable() {
 		direct = len(x.dst)
-		x.v.set(0, x.dst)
+		x.v.setEntry(0, x.dst)
 		vecs = 1
 	}
-	room := x.room(direct)
-	x.v.set(vecs, x.stage[x.w:][:room])
+	room := x.stagingRoom(direct)
+	x.v.setEntry(vecs, x.stage[x.w:][:room])
 	got, errno := x.v.recv(q.fd, vecs+1)
 	if got == 0 && errno == 0 {
 		q.peerGone(io.EOF)
 		return 0
 	}
-	if !q.took(got, direct+room, errno) {
+	if !q.checkReceived(got, direct+room, errno) {
 		return 0
 	}
-	x.w += x.landed(got, direct, &q.cq.stats.direct)
+	x.w += x.accountReceived(got, direct, &q.cq.stats.direct)
 	if x.w == len(x.stage) {
-		x.widen()
+		x.widenStaging()
 	}
 	return got
 }
 
-// took judges a receive call with room for so many bytes and reports whether it
+// checkReceived judges a receive call with room for so many bytes and reports whether it
 // has got some. The call has not found the end of the stream.
-func (q *qp) took(got, room int, errno unix.Errno) bool {
+func (q *qp) checkReceived(got, room int, errno unix.Errno) bool {
 	switch errno {
 	case 0:
 	case unix.EAGAIN:
@@ -187,8 +187,8 @@ func (q *qp) took(got, room int, errno unix.Errno) bool {
 	return true
 }
 
-// widen gives x the whole staging buffer.
-func (x *receiver) widen() {
+// widenStaging gives x the whole staging buffer.
+func (x *receiveHalf) widenStaging() {
 	if len(x.stage) < stageSize {
 		stage := make([]byte, stageSize)
 		copy(stage, x.stage[:x.w])
@@ -196,21 +196,21 @@ func (x *receiver) widen() {
 	}
 }
 
-// room returns how many bytes to stage behind direct bytes of payload. Inside a
+// stagingRoom returns how many bytes to stage behind direct bytes of payload. Inside a
 // large message that is the tail and the next header.
-func (x *receiver) room(direct int) int {
+func (x *receiveHalf) stagingRoom(direct int) int {
 	switch {
 	case direct >= bulkMin && direct == x.left && !x.last:
-		return x.tail + header(x.head[:]).size()
+		return x.tail + fpduHeader(x.head[:]).size()
 	case (direct >= bulkMin || x.bulk) && x.w < bulkStage:
 		return bulkStage - x.w
 	}
 	return len(x.stage) - x.w
 }
 
-// landed accounts for got bytes, the first direct of them received in place,
+// accountReceived accounts for got bytes, the first direct of them received in place,
 // and returns the number of staged bytes.
-func (x *receiver) landed(got, direct int, counter *tally.Count) int {
+func (x *receiveHalf) accountReceived(got, direct int, counter *tally.Count) int {
 	d := min(got, direct)
 	if d == 0 {
 		return got
@@ -225,7 +225,7 @@ func (x *receiver) landed(got, direct int, counter *tally.Count) int {
 }
 
 // parse parses the staging buffer. It returns the number of completions.
-func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
+func (q *qp) parse(wcs []verbs.WC) (n int, v parseVerdict) {
 	x := &q.rx
 	for q.End.State == softverbs.EndNone {
 		switch x.phase {
@@ -253,9 +253,9 @@ func (q *qp) parse(wcs []verbs.WC) (n int, v verdict) {
 }
 
 // parseHeader begins a segment if its header is complete.
-func (q *qp) parseHeader() verdict {
+func (q *qp) parseHeader() parseVerdict {
 	x := &q.rx
-	h := header(x.stage[x.r:x.w])
+	h := fpduHeader(x.stage[x.r:x.w])
 	if len(h) < 4 {
 		return rxMore
 	}
@@ -270,7 +270,7 @@ func (q *qp) parseHeader() verdict {
 	copy(x.head[:], h[:size])
 	x.op, x.last, x.left, x.tail = h.op(), h.last(), h.payload(), h.tail()
 	x.dst, x.region, x.control = nil, nil, false
-	if x.err = q.begin(); x.err == termNoBuffer {
+	if x.err = q.beginSegment(); x.err == termNoBuffer {
 		return q.waitForRecv()
 	}
 	if x.err == 0 && len(x.dst) > x.left {
@@ -294,7 +294,7 @@ func (q *qp) parseHeader() verdict {
 
 // waitForRecv leaves the header where it is and stops reading, so that the flow
 // control of TCP stops the peer until a receive is posted.
-func (q *qp) waitForRecv() verdict {
+func (q *qp) waitForRecv() parseVerdict {
 	if q.rnrSince == 0 {
 		q.rnrSince = q.cq.Now()
 		q.cq.waiting++
@@ -334,7 +334,7 @@ func (q *qp) placeStaged() {
 	x := &q.rx
 	for x.left > 0 && x.r < x.w {
 		src := x.stage[x.r:min(x.w, x.r+x.left)]
-		if x.err == 0 && q.reachable() {
+		if x.err == 0 && q.payloadReachable() {
 			if len(x.dst) == 0 {
 				q.nextPiece()
 			}
@@ -356,19 +356,19 @@ func (q *qp) placeStaged() {
 
 // place copies payload from the staging buffer to where it belongs. It is the
 // only copy of payload in this package.
-func (c *cq) place(dst, src []byte) {
+func (c *compQueue) place(dst, src []byte) {
 	copy(dst, src)
 	c.stats.placed.Add(uint64(len(src)))
 }
 
-// reachable reports whether the payload may still be placed. The region of a
+// payloadReachable reports whether the payload may still be placed. The region of a
 // Write may lose its key while the payload arrives.
-func (q *qp) reachable() bool {
+func (q *qp) payloadReachable() bool {
 	x := &q.rx
 	if x.err != 0 {
 		return false
 	}
-	if x.region != nil && !x.region.Valid(header(x.head[:]).stag()) {
+	if x.region != nil && !x.region.Valid(fpduHeader(x.head[:]).stag()) {
 		x.err = termSTag
 		x.dst = nil
 		return false
@@ -405,7 +405,7 @@ func (q *qp) finishSegment(wcs []verbs.WC) int {
 	if !x.met {
 		q.firstFrame()
 	}
-	return q.deliver(wcs)
+	return q.deliverSegment(wcs)
 }
 
 // firstFrame resumes the work that waited for the first FPDU of the peer.

@@ -29,9 +29,9 @@ func (q *qp) buildSegment() {
 		head = t.putHead(fpduUntagged)
 		putUntagged(head, m.op, last, n, m.stag, m.msn, m.off)
 	}
-	crc := t.sum(0, head)
-	crc = q.gather(n, crc)
-	t.putTail(header(head).length(), crc)
+	crc := t.updateCRC(0, head)
+	crc = q.gatherPayload(n, crc)
+	t.putTail(fpduHeader(head).length(), crc)
 	m.off += uint32(n)
 	if last {
 		q.endMessage()
@@ -51,8 +51,8 @@ func (q *qp) endMessage() {
 	q.finishEntry(q.SQ.At(m.entry))
 }
 
-// gather lists the next n payload bytes of the message's elements.
-func (q *qp) gather(n int, crc uint32) uint32 {
+// gatherPayload lists the next n payload bytes of the message's elements.
+func (q *qp) gatherPayload(n int, crc uint32) uint32 {
 	t, m := &q.tx, &q.tx.cur
 	sges := q.SQ.Elements(m.entry)
 	for n > 0 {
@@ -62,7 +62,7 @@ func (q *qp) gather(n int, crc uint32) uint32 {
 		} else {
 			t.putPayload(b)
 		}
-		crc = t.sum(crc, b)
+		crc = t.updateCRC(crc, b)
 		n -= len(b)
 	}
 	return crc
@@ -77,7 +77,7 @@ func (q *qp) emitServed(n int, last bool) {
 	var src []byte
 	if n > 0 {
 		var c termCode
-		if src, c = q.source(r.sourceSTag(), r.sourceTO()+uint64(m.off), uint64(m.length-m.off)); c != 0 {
+		if src, c = q.readSource(r.sourceSTag(), r.sourceTO()+uint64(m.off), uint64(m.length-m.off)); c != 0 {
 			m.active = false
 			t.quoteRead(r, m.off)
 			q.terminate(c)
@@ -87,13 +87,13 @@ func (q *qp) emitServed(n int, last bool) {
 	}
 	head := t.putHead(fpduTagged)
 	putTagged(head, opReadResponse, last, n, m.stag, m.to+uint64(m.off))
-	crc := t.sum(0, head)
+	crc := t.updateCRC(0, head)
 	if n > 0 {
 		t.putPayload(src)
 		t.served = true
-		crc = t.sum(crc, src)
+		crc = t.updateCRC(crc, src)
 	}
-	t.putTail(header(head).length(), crc)
+	t.putTail(fpduHeader(head).length(), crc)
 	m.off += uint32(n)
 	if last {
 		m.active = false
@@ -102,7 +102,7 @@ func (q *qp) emitServed(n int, last bool) {
 }
 
 // quoteRead makes a Terminate quote r, with the offset of the failure.
-func (t *transmitter) quoteRead(r readRequest, off uint32) {
+func (t *transmitHalf) quoteRead(r readRequest, off uint32) {
 	var head [fpduUntagged]byte
 	putUntagged(head[:], opReadRequest, true, readRequestLen, 0, 0, 0)
 	t.off.setHeader(head[:])
@@ -116,7 +116,7 @@ func (q *qp) emitImmediate(imm uint32) {
 	putUntagged(b, opImmediate, true, immediateLen, 0, t.msn[queueSend], 0)
 	t.msn[queueSend]++
 	putImmediate(b[fpduUntagged:], imm)
-	t.putTail(header(b).length(), t.sum(0, b))
+	t.putTail(fpduHeader(b).length(), t.updateCRC(0, b))
 	t.lastWrite = false
 }
 
@@ -126,7 +126,7 @@ func (q *qp) emitReadRequest(sink, size, stag uint32, to uint64) {
 	putUntagged(b, opReadRequest, true, readRequestLen, 0, t.msn[queueRead], 0)
 	t.msn[queueRead]++
 	putReadRequest(b[fpduUntagged:], sink, 0, size, stag, to)
-	t.putTail(header(b).length(), t.sum(0, b))
+	t.putTail(fpduHeader(b).length(), t.updateCRC(0, b))
 }
 
 // buildTerminate emits the last frame of the connection.
@@ -137,12 +137,12 @@ func (q *qp) buildTerminate() {
 	b := t.putHead(fpduUntagged + n)
 	putUntagged(b, opTerminate, true, n, 0, 1, 0)
 	copy(b[fpduUntagged:], body[:n])
-	t.putTail(header(b).length(), t.sum(0, b))
+	t.putTail(fpduHeader(b).length(), t.updateCRC(0, b))
 	t.termBuilt = true
 }
 
-// sum continues crc over b if the connection uses a CRC, else it returns 0.
-func (t *transmitter) sum(crc uint32, b []byte) uint32 {
+// updateCRC continues crc over b if the connection uses a CRC, else it returns 0.
+func (t *transmitHalf) updateCRC(crc uint32, b []byte) uint32 {
 	if !t.crc {
 		return 0
 	}
@@ -150,14 +150,14 @@ func (t *transmitter) sum(crc uint32, b []byte) uint32 {
 }
 
 // putHead appends n bytes of header room to the list and returns them.
-func (t *transmitter) putHead(n int) []byte {
+func (t *transmitHalf) putHead(n int) []byte {
 	b := t.head[t.headUsed : t.headUsed+n]
 	t.headUsed += n
 	t.queued += uint64(n)
 	if t.headVec {
-		t.v.grow(t.n-1, n)
+		t.v.growEntry(t.n-1, n)
 	} else {
-		t.v.set(t.n, b)
+		t.v.setEntry(t.n, b)
 		t.n++
 		t.headVec = true
 	}
@@ -165,7 +165,7 @@ func (t *transmitter) putHead(n int) []byte {
 }
 
 // putTail appends the pad and the CRC of a segment of length bytes to the list.
-func (t *transmitter) putTail(length int, crc uint32) {
+func (t *transmitHalf) putTail(length int, crc uint32) {
 	pad := padLen(length)
 	b := t.putHead(pad + crcLen)
 	clear(b)
@@ -175,8 +175,8 @@ func (t *transmitter) putTail(length int, crc uint32) {
 }
 
 // putPayload appends b to the list. b must not be empty.
-func (t *transmitter) putPayload(b []byte) {
-	t.v.set(t.n, b)
+func (t *transmitHalf) putPayload(b []byte) {
+	t.v.setEntry(t.n, b)
 	t.n++
 	t.headVec = false
 	t.queued += uint64(len(b))

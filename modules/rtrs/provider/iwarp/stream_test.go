@@ -13,7 +13,7 @@ import (
 )
 
 // twoOffline are the ends of one connection, without a socket.
-func twoOffline(t testing.TB, tm terms) (a, b *offline) {
+func twoOffline(t testing.TB, tm connTerms) (a, b *offline) {
 	a = newOffline(t, tm)
 	b = newOffline(t, tm)
 	return a, b
@@ -72,7 +72,7 @@ func TestI003_FramesSurviveAnyChunking(t *testing.T) {
 func resegment(t *testing.T, wire []byte, n int, crc bool) []byte {
 	var out []byte
 	for _, f := range splitFPDUs(t, wire) {
-		h := header(f)
+		h := fpduHeader(f)
 		if h.payload() == 0 || h.op() == opReadRequest || h.op() == opImmediate {
 			out = append(out, f...)
 			continue
@@ -106,8 +106,8 @@ func TestI003_LongestFrame(t *testing.T) {
 	payload := make([]byte, 65535-taggedHeaderLen)
 	fill(payload, 1)
 	f := segment{op: opWrite, stag: r.LKey(), to: r.Addr(), payload: payload}.bytes(true)
-	if header(f).length() != 65535 {
-		t.Fatalf("frame says %d", header(f).length())
+	if fpduHeader(f).length() != 65535 {
+		t.Fatalf("frame says %d", fpduHeader(f).length())
 	}
 	b.feed(f, 30000)
 	if b.code() != 0 || !bytes.Equal(dst[:len(payload)], payload) || b.q.rx.lastWrite != uint32(len(payload)) {
@@ -310,7 +310,7 @@ func (rule rule) run(t *testing.T, crc bool, chunk int) {
 	wire := o.take()
 	frames := splitFPDUs(t, wire)
 	last := frames[len(frames)-1]
-	h := header(last)
+	h := fpduHeader(last)
 	if c, ok := parseTerminate(last[h.size():][:h.payload()]); h.op() != opTerminate || !ok || c != rule.want {
 		t.Errorf("sent %x, want a Terminate %s", last, rule.want)
 	}
@@ -435,7 +435,7 @@ func TestI008_ReadsWaitForAFreeSlot(t *testing.T) {
 		wire := a.take()
 		reads := 0
 		for _, f := range splitFPDUs(t, wire) {
-			if header(f).op() == opReadRequest {
+			if fpduHeader(f).op() == opReadRequest {
 				reads++
 			}
 		}
@@ -447,7 +447,7 @@ func TestI008_ReadsWaitForAFreeSlot(t *testing.T) {
 		}
 		b.feed(wire, 1000)
 		a.feed(b.take(), 1000)
-		done = append(done, wcs[:a.q.Reap(wcs, a.q.finished())]...)
+		done = append(done, wcs[:a.q.Reap(wcs, a.q.oldestRequest())]...)
 	}
 	for i, wc := range done {
 		if wc.ID != uint64(i) || wc.Status != verbs.StatusOK {
@@ -466,11 +466,11 @@ func TestReadOfARegionInvalidatedWhileServed(t *testing.T) {
 	_, rr := b.region(4<<20, verbs.AccessRemoteRead)
 	a.send(verbs.SendWR{ID: 1, Op: verbs.OpRead, Signaled: true, RemoteAddr: rr.Addr(), RKey: rr.LKey(), SGEs: []verbs.SGE{{Buf: sink, LKey: lr.LKey()}}})
 	b.feed(a.take(), 1000)
-	b.q.build() // one list: less than the whole answer
+	b.q.buildList() // one list: less than the whole answer
 	rr.Domain.Invalidate(rr.LKey())
 	wire := b.take()
 	frames := splitFPDUs(t, wire)
-	last := header(frames[len(frames)-1])
+	last := fpduHeader(frames[len(frames)-1])
 	if last.op() != opTerminate || b.code() != termReadSTag {
 		t.Fatalf("terminated %s, last frame %x", b.code(), frames[len(frames)-1])
 	}

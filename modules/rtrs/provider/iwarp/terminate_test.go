@@ -6,16 +6,16 @@ import (
 )
 
 func TestTerminateLayout(t *testing.T) {
-	var o offender
+	var o faultySegment
 	head := segment{op: opWrite, stag: 0xac58eb00, to: 0x557ccdcfd000, payload: make([]byte, 13)}.bytes(false)
 	o.setHeader(head)
-	var req offender
+	var req faultySegment
 	req.setHeader(segment{op: opReadRequest, msn: 1, payload: make([]byte, 28)}.bytes(false))
 	req.hasRead = true
 	copy(req.read[:], "twenty-eight bytes of header")
 	for _, tt := range []struct {
 		c    termCode
-		o    *offender
+		o    *faultySegment
 		wire string
 	}{
 		{termSTag, &o, "1100c000 001b c140ac58eb000000557ccdcfd000"},
@@ -27,7 +27,7 @@ func TestTerminateLayout(t *testing.T) {
 		{termLocal, &o, "00ff0000"},
 		{termReadSTag, &req, "0100e000 002e 414100000000000000010000000100000000 7477656e74792d6569676874206279746573206f6620686561646572"},
 		{termStream, &req, "0207c000 002e 414100000000000000010000000100000000"},
-		{termFraming, &offender{}, "20030000"},
+		{termFraming, &faultySegment{}, "20030000"},
 	} {
 		var b [maxTerminateLen]byte
 		n := putTerminate(b[:], tt.c, tt.o)

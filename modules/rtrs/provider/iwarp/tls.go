@@ -22,20 +22,20 @@ const (
 	TLSRequire                // those with TLS
 )
 
-// stream is a connection during the start-up, with or without TLS.
-type stream struct {
+// startupConn is a connection during the start-up, with or without TLS.
+type startupConn struct {
 	*net.TCPConn
 	tls *tlsauth.Conn // nil: plain
 }
 
-func (s *stream) Read(b []byte) (int, error) {
+func (s *startupConn) Read(b []byte) (int, error) {
 	if s.tls != nil {
 		return s.tls.Read(b)
 	}
 	return s.TCPConn.Read(b)
 }
 
-func (s *stream) Write(b []byte) (int, error) {
+func (s *startupConn) Write(b []byte) (int, error) {
 	if s.tls != nil {
 		return s.tls.Write(b)
 	}
@@ -43,7 +43,7 @@ func (s *stream) Write(b []byte) (int, error) {
 }
 
 // Security implements verbs.Secured for requests.
-func (s *stream) Security() verbs.Security {
+func (s *startupConn) Security() verbs.Security {
 	if s.tls == nil {
 		return verbs.Security{}
 	}
@@ -52,7 +52,7 @@ func (s *stream) Security() verbs.Security {
 
 // cfgFor returns the configuration for a connection: under TLS another checksum
 // finds nothing that TLS does not find.
-func (d *Device) cfgFor(s *stream) *Config {
+func (d *Device) cfgFor(s *startupConn) *Config {
 	if s.tls == nil || d.cfg.TLSCRC {
 		return &d.cfg
 	}
@@ -64,8 +64,8 @@ func (d *Device) cfgFor(s *stream) *Config {
 var errNoTLS = errors.New("this end has no TLS: it needs the files of a certificate or of a shared key")
 
 // protectDial makes the client's handshake, if one is asked for.
-func (d *Device) protectDial(tcp *net.TCPConn, p *verbs.ConnectParams) (*stream, error) {
-	s := &stream{TCPConn: tcp}
+func (d *Device) protectDial(tcp *net.TCPConn, p *verbs.ConnectParams) (*startupConn, error) {
+	s := &startupConn{TCPConn: tcp}
 	switch {
 	case !p.Protect:
 		return s, nil
@@ -80,22 +80,22 @@ func (d *Device) protectDial(tcp *net.TCPConn, p *verbs.ConnectParams) (*stream,
 	return s, err
 }
 
-// first is a connection with its first bytes read already. It implements
+// peekedConn is a connection with its first bytes read already. It implements
 // tlsauth.Turns.
-type first struct {
+type peekedConn struct {
 	*net.TCPConn
 	r io.Reader
-	h *handshake
-	e *effort
+	h *pendingHandshake
+	e *handshakeScheduler
 }
 
-func (f *first) Read(b []byte) (int, error) { return f.r.Read(b) }
+func (f *peekedConn) Read(b []byte) (int, error) { return f.r.Read(b) }
 
-func (f *first) Take() error {
-	return f.e.take(addrPort(f.TCPConn.RemoteAddr()).Addr(), f.h.deadline, f.h.out)
+func (f *peekedConn) Take() error {
+	return f.e.acquire(addrPort(f.TCPConn.RemoteAddr()).Addr(), f.h.deadline, f.h.out)
 }
 
-func (f *first) Give() { f.e.give() }
+func (f *peekedConn) Give() { f.e.release() }
 
 // typeHandshake is the first byte of a TLS connection. An MPA request begins with
 // a letter.
@@ -103,9 +103,9 @@ const typeHandshake = 22
 
 // protectAccept makes the server's handshake, as the mode of the listener has
 // it. It returns the reader of the request.
-func (d *Device) protectAccept(h *handshake) (*stream, io.Reader, error) {
+func (d *Device) protectAccept(h *pendingHandshake) (*startupConn, io.Reader, error) {
 	tcp := h.conn
-	s := &stream{TCPConn: tcp}
+	s := &startupConn{TCPConn: tcp}
 	if d.cfg.AcceptTLS == TLSOff {
 		return s, s, nil
 	}
@@ -113,24 +113,24 @@ func (d *Device) protectAccept(h *handshake) (*stream, io.Reader, error) {
 	if _, err := io.ReadFull(tcp, b[:]); err != nil {
 		return nil, nil, err
 	}
-	whole := &first{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp), h, &d.effort}
+	whole := &peekedConn{tcp, io.MultiReader(bytes.NewReader(b[:]), tcp), h, &d.tlsHandshakes}
 	switch {
 	case b[0] != typeHandshake && d.cfg.AcceptTLS == TLSRequire:
-		return nil, nil, &unprotected{errors.New("the peer does not begin with TLS, which this listener requires")}
+		return nil, nil, &unprotectedError{errors.New("the peer does not begin with TLS, which this listener requires")}
 	case b[0] != typeHandshake:
 		return s, whole, nil
 	}
 	var err error
 	if s.tls, err = d.cfg.TLS.Server(whole); err != nil {
-		err = &unprotected{err}
+		err = &unprotectedError{err}
 	}
 	return s, s, err
 }
 
-// unprotected is the error of a connection that TLS does not protect.
-type unprotected struct{ error }
+// unprotectedError is the error of a connection that TLS does not protect.
+type unprotectedError struct{ error }
 
-func (e *unprotected) Unwrap() error { return e.error }
+func (e *unprotectedError) Unwrap() error { return e.error }
 
 // DATA PATH. The part of TLS in a connection. Receiving: fillRecords reads
 // from the socket and opens one record at a time in place, from where rx.go places
@@ -147,8 +147,8 @@ const (
 	protectHead = 64
 )
 
-// protection is TLS of a connection.
-type protection struct {
+// tlsState is TLS of a connection.
+type tlsState struct {
 	in       *tlsrecord.Opener
 	out      *tlsrecord.Sealer
 	security verbs.Security
@@ -161,14 +161,14 @@ type protection struct {
 	at, n    int
 	position uint64 // stream position of the sealed bytes
 	update   bool   // the peer asks for a new key
-	vec      vec
+	vec      iovecList
 	alert    tlsrecord.AlertCode
 }
 
-// protect takes over a connection after its handshake. rest are the bytes
+// installTLS takes over a connection after its handshake. rest are the bytes
 // received behind it.
-func (q *qp) protect(c *tlsauth.Conn) (err error) {
-	p := &protection{security: c.Security(), vec: newVec(1)}
+func (q *qp) installTLS(c *tlsauth.Conn) (err error) {
+	p := &tlsState{security: c.Security(), vec: newVec(1)}
 	var rest []byte
 	if p.in, p.out, rest, err = c.Detach(); err != nil {
 		return err
@@ -194,8 +194,8 @@ func (q *qp) Security() verbs.Security {
 	return q.tls.security
 }
 
-// fillable reports whether fill may find something.
-func (q *qp) fillable() bool { return q.readable || q.tls != nil && q.tls.pending }
+// canFill reports whether fill may find something.
+func (q *qp) canFill() bool { return q.readable || q.tls != nil && q.tls.pending }
 
 // fillRecords opens the next record, or reads from the socket if none is whole.
 // It returns the number of bytes.
@@ -204,7 +204,7 @@ func (q *qp) fillRecords() int {
 	size, err := p.in.Next(p.got[p.r:p.w])
 	switch {
 	case err != nil:
-		q.unprotected(err)
+		q.onUnprotected(err)
 		return 0
 	case size == 0:
 		return q.readRecords()
@@ -225,14 +225,14 @@ func (q *qp) readRecords() int {
 	x.r, x.w = protectHead-left, protectHead
 	p.w = protectHead + copy(p.got[protectHead:], p.got[p.r:p.w])
 	p.r, p.pending = protectHead, false
-	x.v.set(0, p.got[p.w:])
+	x.v.setEntry(0, p.got[p.w:])
 	room := len(p.got) - p.w
 	got, errno := x.v.recv(q.fd, 1)
 	if got == 0 && errno == 0 {
 		q.peerGone(errTruncated)
 		return 0
 	}
-	if !q.took(got, room, errno) {
+	if !q.checkReceived(got, room, errno) {
 		return 0
 	}
 	if p.w += got; p.w == len(p.got) && len(p.got) < openSize {
@@ -259,7 +259,7 @@ func (q *qp) openRecord(size int) {
 	typ, content, err := p.in.Open(rec)
 	switch {
 	case err != nil:
-		q.unprotected(err)
+		q.onUnprotected(err)
 	case typ != tlsrecord.ApplicationData:
 		q.controlRecord(typ, content)
 	default:
@@ -273,7 +273,7 @@ func (q *qp) openRecord(size int) {
 func (q *qp) controlRecord(typ byte, content []byte) {
 	switch event, err := q.tls.in.Control(typ, content); {
 	case err != nil:
-		q.unprotected(err)
+		q.onUnprotected(err)
 	case event == tlsrecord.Closed:
 		q.peerGone(io.EOF)
 	case event == tlsrecord.UpdateRequested:
@@ -281,8 +281,8 @@ func (q *qp) controlRecord(typ byte, content []byte) {
 	}
 }
 
-// unprotected ends the connection because the peer breaks TLS.
-func (q *qp) unprotected(err error) {
+// onUnprotected ends the connection because the peer breaks TLS.
+func (q *qp) onUnprotected(err error) {
 	var e *tlsrecord.Error
 	if errors.As(err, &e) && !e.Received {
 		q.tls.alert = e.Code
@@ -290,9 +290,9 @@ func (q *qp) unprotected(err error) {
 	q.hangUp(verbs.StatusFatal, err)
 }
 
-// seal makes records of the list until the buffer is full. All sealed before has
+// sealRecords makes records of the list until the buffer is full. All sealed before has
 // been sent.
-func (q *qp) seal() {
+func (q *qp) sealRecords() {
 	t, p := &q.tx, q.tls
 	p.at, p.n = 0, 0
 	if t.at == t.n {
@@ -308,14 +308,14 @@ func (q *qp) seal() {
 	for t.at < t.n && len(p.sealed)-p.n >= tlsrecord.MaxContent+tlsrecord.Overhead {
 		n := t.recordLen()
 		p.out.Begin(p.sealed[p.n:], tlsrecord.ApplicationData, n)
-		t.gather(p.out, n)
+		t.gatherRecord(p.out, n)
 		p.n += p.out.End()
 		p.position += uint64(n)
 	}
 }
 
 // recordLen returns how many bytes of the list the next record has.
-func (t *transmitter) recordLen() (n int) {
+func (t *transmitHalf) recordLen() (n int) {
 	for i := t.at; i < t.n; i++ {
 		next := int(t.v.iov[i].Len)
 		if n += next; n >= tlsrecord.MaxContent {
@@ -325,15 +325,15 @@ func (t *transmitter) recordLen() (n int) {
 	return n
 }
 
-// gather takes n bytes off the list for a record.
-func (t *transmitter) gather(out *tlsrecord.Sealer, n int) {
+// gatherRecord takes n bytes off the list for a record.
+func (t *transmitHalf) gatherRecord(out *tlsrecord.Sealer, n int) {
 	for n > 0 {
-		b := t.v.bytes(t.at)
+		b := t.v.entryBytes(t.at)
 		if len(b) <= n {
 			t.at++
 		} else {
 			b = b[:n]
-			t.v.drop(t.at, n)
+			t.v.dropFront(t.at, n)
 		}
 		out.Add(b)
 		n -= len(b)
@@ -349,21 +349,21 @@ func (q *qp) transmitRecords() {
 		}
 		if p.at == p.n {
 			if t.at == t.n {
-				t.reset()
-				q.build()
+				t.clearList()
+				q.buildList()
 			}
 			if t.at < t.n && len(p.sealed) < sealSize && t.queued-p.position > protectFirst {
 				p.sealed = make([]byte, sealSize+tlsrecord.UpdateLen)
 			}
-			if q.seal(); q.fd < 0 {
+			if q.sealRecords(); q.fd < 0 {
 				return
 			}
 		}
 		if p.at == p.n {
-			q.transmitted()
+			q.onAllSent()
 			return
 		}
-		p.vec.set(0, p.sealed[p.at:p.n])
+		p.vec.setEntry(0, p.sealed[p.at:p.n])
 		n, errno := p.vec.send(q.fd, 0, 1)
 		if !q.sentSome(n, errno) {
 			return
@@ -376,14 +376,14 @@ func (q *qp) transmitRecords() {
 	}
 }
 
-// goodbye sends an alert as the last record, if the socket takes it at once and
+// sendAlert sends an alert as the last record, if the socket takes it at once and
 // the record before is complete.
-func (q *qp) goodbye() {
+func (q *qp) sendAlert() {
 	p := q.tls
 	if p == nil || p.at < p.n || q.tx.dead {
 		return
 	}
 	p.out.SealAlert(p.sealed, p.alert)
-	p.vec.set(0, p.sealed[:tlsrecord.AlertLen])
+	p.vec.setEntry(0, p.sealed[:tlsrecord.AlertLen])
 	p.vec.send(q.fd, 0, 1)
 }

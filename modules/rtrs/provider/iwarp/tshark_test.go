@@ -184,7 +184,7 @@ func checkTshark(t *testing.T, tshark, file string, crc bool) {
 	all := append(frames(conv.fpdus[toServer]), frames(conv.fpdus[toClient])...)
 	ops := map[opcode]int{}
 	for _, f := range all {
-		ops[header(f).op()]++
+		ops[fpduHeader(f).op()]++
 	}
 	if n := strings.Count(out, "ULPDU length"); n != len(all) {
 		t.Errorf("tshark sees %d frames, we sent %d", n, len(all))

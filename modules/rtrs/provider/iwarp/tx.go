@@ -37,9 +37,9 @@ const (
 	segmentHead = fpduUntagged + maxTerminateLen + 3 + crcLen
 )
 
-// transmitter is the sending half of a connection.
-type transmitter struct {
-	v        vec
+// transmitHalf is the sending half of a connection.
+type transmitHalf struct {
+	v        iovecList
 	at, n    int    // entries at..n of v wait for the socket
 	head     []byte // headers of the list
 	headUsed int
@@ -59,18 +59,18 @@ type transmitter struct {
 	termBuilt bool
 
 	// The message in progress.
-	cur       message
+	cur       cutMessage
 	msn       [2]uint32 // next MSN of the send and the read queue
 	lastWrite bool      // the previous message was a Write
 	sink      uint32    // last STag given to a READ of this end
 
 	maxTagged, maxUntagged int // payload of a segment
 	crc                    bool
-	off                    offender // quoted by a Terminate
+	off                    faultySegment // quoted by a Terminate
 }
 
-// message is the one being cut into segments. Messages are never interleaved.
-type message struct {
+// cutMessage is the one being cut into segments. Messages are never interleaved.
+type cutMessage struct {
 	op      opcode
 	active  bool
 	serve   bool // Read Response: payload from the region, not from elements
@@ -103,7 +103,7 @@ type serveEntry struct {
 	request [readRequestLen]byte
 }
 
-func (t *transmitter) init(mulpdu int, tm *terms) {
+func (t *transmitHalf) init(mulpdu int, tm *connTerms) {
 	t.v = newVec(batchVecs)
 	t.head = make([]byte, batchHead)
 	t.msn = [2]uint32{1, 1}
@@ -124,8 +124,8 @@ func segmentPayload(mulpdu int) (tagged, untagged int) {
 	return n, n
 }
 
-// wants reports whether there is something to send.
-func (q *qp) wants() bool {
+// hasWork reports whether there is something to send.
+func (q *qp) hasWork() bool {
 	t := &q.tx
 	switch {
 	case t.dead || q.fd < 0:
@@ -158,11 +158,11 @@ func (q *qp) transmit() {
 			return
 		}
 		if t.at == t.n {
-			t.reset()
-			q.build()
+			t.clearList()
+			q.buildList()
 		}
 		if t.at == t.n {
-			q.transmitted()
+			q.onAllSent()
 			return
 		}
 		n, errno := t.v.send(q.fd, t.at, t.n)
@@ -170,18 +170,18 @@ func (q *qp) transmit() {
 			return
 		}
 		if errno == 0 {
-			q.accept(n)
+			q.consumeSent(n)
 		}
 	}
 }
 
-// reset makes the list empty.
-func (t *transmitter) reset() {
+// clearList makes the list empty.
+func (t *transmitHalf) clearList() {
 	t.at, t.n, t.headUsed, t.headVec, t.served = 0, 0, 0, false, false
 }
 
-// transmitted ends the connection if all was sent and a Terminate was the last.
-func (q *qp) transmitted() {
+// onAllSent ends the connection if all was sent and a Terminate was the last.
+func (q *qp) onAllSent() {
 	if q.tx.termBuilt && q.End.State == softverbs.EndNotified {
 		q.hangUp(verbs.StatusFatal, nil)
 	}
@@ -204,8 +204,8 @@ func (q *qp) sentSome(n int, errno unix.Errno) bool {
 	return true
 }
 
-// accept takes n bytes off the list.
-func (q *qp) accept(n int) {
+// consumeSent takes n bytes off the list.
+func (q *qp) consumeSent(n int) {
 	t := &q.tx
 	t.accepted += uint64(n)
 	for n > 0 {
@@ -213,7 +213,7 @@ func (q *qp) accept(n int) {
 			n -= l
 			t.at++
 		} else {
-			t.v.drop(t.at, n)
+			t.v.dropFront(t.at, n)
 			n = 0
 		}
 	}
@@ -234,11 +234,11 @@ func (q *qp) sendFailed(errno unix.Errno) {
 	q.cq.activate(q)
 }
 
-// build fills the list.
-func (q *qp) build() {
+// buildList fills the list.
+func (q *qp) buildList() {
 	t := &q.tx
 	limit := t.queued + batchBytes
-	for t.room() && t.queued < limit && !t.termBuilt {
+	for t.hasRoom() && t.queued < limit && !t.termBuilt {
 		switch {
 		case t.term:
 			q.buildTerminate()
@@ -252,7 +252,7 @@ func (q *qp) build() {
 	}
 }
 
-func (t *transmitter) room() bool {
+func (t *transmitHalf) hasRoom() bool {
 	return t.n+maxSGE+2 <= batchVecs && t.headUsed+segmentHead <= batchHead
 }
 
@@ -263,7 +263,7 @@ func (q *qp) nextMessage() bool {
 	switch {
 	case t.opening, t.poke:
 		t.opening, t.poke = false, false
-		t.cur = message{op: opWrite, active: true, stag: emptySTag, entry: noEntry}
+		t.cur = cutMessage{op: opWrite, active: true, stag: emptySTag, entry: noEntry}
 	case q.serveHead != q.serveTail:
 		q.startServe()
 	case q.built != q.SQ.Tail && !q.readBlocked():
@@ -281,7 +281,7 @@ const emptySTag = 1
 // startServe begins the response to the oldest READ of the peer.
 func (q *qp) startServe() {
 	r := readRequest(q.serves[q.serveHead%uint64(len(q.serves))].request[:])
-	q.tx.cur = message{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), entry: noEntry}
+	q.tx.cur = cutMessage{op: opReadResponse, active: true, serve: true, stag: r.sinkSTag(), to: r.sinkTO(), length: r.size(), entry: noEntry}
 }
 
 // startEntry begins the next work request of the send queue. Local work is done
@@ -308,7 +308,7 @@ func (q *qp) startEntry() {
 		}
 	}
 	m := &t.cur // field by field, as in SendQueue.Post
-	*m = message{}
+	*m = cutMessage{}
 	m.active, m.entry, m.length = true, at, e.Length
 	switch e.Op {
 	case verbs.OpWrite, verbs.OpWriteImm:

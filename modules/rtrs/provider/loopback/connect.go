@@ -11,8 +11,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// dial is a connection request from Connect until its answer has arrived.
-type dial struct {
+// dialRequest is a connection request from Connect until its answer has arrived.
+type dialRequest struct {
 	net      *Network
 	qp       *queuePair
 	src, dst netip.AddrPort
@@ -27,38 +27,38 @@ type dial struct {
 	err      error
 }
 
-func (d *device) Connect(ctx context.Context, q verbs.QP, p verbs.ConnectParams) ([]byte, error) {
+func (d *loopDevice) Connect(ctx context.Context, q verbs.QP, p verbs.ConnectParams) ([]byte, error) {
 	p, err := p.IP()
 	if err != nil {
 		return nil, fmt.Errorf("loopback: connect: %w", err)
 	}
-	private, err := d.connect(ctx, q.(*queuePair), p)
+	private, err := d.connectQP(ctx, q.(*queuePair), p)
 	if err != nil {
 		return nil, fmt.Errorf("loopback: connect to %s: %w", p.Dst, err)
 	}
 	return private, nil
 }
 
-func (d *device) connect(ctx context.Context, q *queuePair, p verbs.ConnectParams) ([]byte, error) {
+func (d *loopDevice) connectQP(ctx context.Context, q *queuePair, p verbs.ConnectParams) ([]byte, error) {
 	if len(p.Private) > verbs.MaxPrivate {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.Private), verbs.MaxPrivate, syscall.EINVAL)
 	}
-	dl := &dial{net: d.net, qp: q, dst: p.Dst, private: slices.Clone(p.Private), done: make(chan struct{})}
-	if err := dl.start(p.Src); err != nil {
+	dl := &dialRequest{net: d.net, qp: q, dst: p.Dst, private: slices.Clone(p.Private), done: make(chan struct{})}
+	if err := dl.claimPort(p.Src); err != nil {
 		return nil, err
 	}
-	d.net.emit(Event{Kind: KindConnect, From: dl.src, To: dl.dst, Data: dl.private})
-	dl.send()
+	d.net.emitEvent(Event{Kind: KindConnect, From: dl.src, To: dl.dst, Data: dl.private})
+	dl.sendRequest()
 	select {
 	case <-dl.done:
 	case <-ctx.Done():
 		dl.giveUp(ctx.Err())
 	}
-	return dl.result()
+	return dl.awaitResult()
 }
 
-// result returns the answer, after done is closed.
-func (dl *dial) result() ([]byte, error) {
+// awaitResult returns the answer, after done is closed.
+func (dl *dialRequest) awaitResult() ([]byte, error) {
 	dl.net.mu.Lock()
 	defer dl.net.mu.Unlock()
 	if dl.err != nil {
@@ -67,8 +67,8 @@ func (dl *dial) result() ([]byte, error) {
 	return dl.reply, nil
 }
 
-// start claims the queue pair and a port.
-func (dl *dial) start(src netip.Addr) error {
+// claimPort claims the queue pair and a port.
+func (dl *dialRequest) claimPort(src netip.Addr) error {
 	n := dl.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -76,23 +76,23 @@ func (dl *dial) start(src netip.Addr) error {
 		return fmt.Errorf("queue pair is in use: %w", syscall.EISCONN)
 	}
 	if !src.IsValid() {
-		src = localhost(dl.dst.Addr())
+		src = loopbackLike(dl.dst.Addr())
 	}
-	dl.src = netip.AddrPortFrom(src, n.port())
+	dl.src = netip.AddrPortFrom(src, n.allocPort())
 	dl.qp.state, dl.qp.dial = stateConnecting, dl
 	dl.qp.local, dl.qp.remote = dl.src, dl.dst
 	return nil
 }
 
-func localhost(like netip.Addr) netip.Addr {
+func loopbackLike(like netip.Addr) netip.Addr {
 	if like.Is6() && !like.Is4In6() {
 		return netip.IPv6Loopback()
 	}
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// send brings the request to the listener; a stalled link keeps it.
-func (dl *dial) send() {
+// sendRequest brings the request to the listener; a stalled link keeps it.
+func (dl *dialRequest) sendRequest() {
 	n := dl.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -103,18 +103,18 @@ func (dl *dial) send() {
 // progressDials moves requests and answers that no fault holds up.
 func (n *Network) progressDials() {
 	for _, dl := range slices.Clone(n.dials) {
-		if !dl.arrived && !n.stalled(dl.src, dl.dst) {
-			dl.arrive()
+		if !dl.arrived && !n.linkStalled(dl.src, dl.dst) {
+			dl.onArrival()
 		}
-		if dl.answered && !n.stalled(dl.dst, dl.src) {
-			dl.finish()
+		if dl.answered && !n.linkStalled(dl.dst, dl.src) {
+			dl.finishDial()
 		}
 	}
 }
 
-func (dl *dial) arrive() {
+func (dl *dialRequest) onArrival() {
 	dl.arrived = true
-	l, err := dl.net.lookup(dl.dst)
+	l, err := dl.net.findListener(dl.dst)
 	if err != nil {
 		dl.answered, dl.err = true, err
 		return
@@ -123,8 +123,8 @@ func (dl *dial) arrive() {
 	l.wake.Broadcast()
 }
 
-// finish tells the dialling end.
-func (dl *dial) finish() {
+// finishDial tells the dialling end.
+func (dl *dialRequest) finishDial() {
 	n := dl.net
 	if i := slices.Index(n.dials, dl); i >= 0 {
 		n.dials = slices.Delete(n.dials, i, i+1)
@@ -132,21 +132,21 @@ func (dl *dial) finish() {
 		if dl.err != nil {
 			dl.qp.state = stateDead
 		} else {
-			dl.qp.rise()
+			dl.qp.makeUsable()
 		}
 		close(dl.done)
 	}
 }
 
 // giveUp ends the request for reason, unless the answer was there first.
-func (dl *dial) giveUp(reason error) {
+func (dl *dialRequest) giveUp(reason error) {
 	n := dl.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.abandon(dl, reason)
+	n.abandonDial(dl, reason)
 }
 
-func (n *Network) abandon(dl *dial, reason error) {
+func (n *Network) abandonDial(dl *dialRequest, reason error) {
 	i := slices.Index(n.dials, dl)
 	if i < 0 {
 		return
@@ -156,23 +156,23 @@ func (n *Network) abandon(dl *dial, reason error) {
 	dl.qp.state, dl.qp.dial = stateDead, nil
 	if c := dl.qp.conn; c != nil { // accepted, but we never heard of it
 		c.sendBye(dl.qp.side)
-		c.reap()
+		c.freeUnreceived()
 	}
 	close(dl.done)
 }
 
 // listener is a passive end point.
 type listener struct {
-	dev  *device
+	dev  *loopDevice
 	addr netip.AddrPort
 
 	// Guarded by net.mu.
 	wake   *sync.Cond
-	queue  []*dial
+	queue  []*dialRequest
 	closed bool
 }
 
-func (d *device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
+func (d *loopDevice) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 	n := d.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -180,7 +180,7 @@ func (d *device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 		return nil, fmt.Errorf("loopback: listen on %s: device: %w", addr, verbs.ErrClosed)
 	}
 	if addr.Port() == 0 {
-		addr = netip.AddrPortFrom(addr.Addr(), n.port())
+		addr = netip.AddrPortFrom(addr.Addr(), n.allocPort())
 	}
 	if n.listeners[addr] != nil {
 		return nil, fmt.Errorf("loopback: listen on %s: %w", addr, syscall.EADDRINUSE)
@@ -203,7 +203,7 @@ func (l *listener) Accept() (verbs.ConnRequest, error) {
 	}
 	dl := l.queue[0]
 	l.queue = l.queue[1:]
-	return &request{dial: dl}, nil
+	return &connRequest{dial: dl}, nil
 }
 
 func (l *listener) Close() error {
@@ -228,21 +228,21 @@ func (l *listener) close() {
 	l.wake.Broadcast()
 }
 
-// request is a connection request at the passive end.
-type request struct {
-	dial *dial
+// connRequest is a connection request at the passive end.
+type connRequest struct {
+	dial *dialRequest
 	used bool // guarded by net.mu
 }
 
-func (r *request) Private() []byte            { return r.dial.private }
-func (r *request) LocalAddr() netip.AddrPort  { return r.dial.dst }
-func (r *request) RemoteAddr() netip.AddrPort { return r.dial.src }
+func (r *connRequest) Private() []byte            { return r.dial.private }
+func (r *connRequest) LocalAddr() netip.AddrPort  { return r.dial.dst }
+func (r *connRequest) RemoteAddr() netip.AddrPort { return r.dial.src }
 
-func (r *request) Accept(q verbs.QP, private []byte) error {
-	reply, err := r.answer(private)
+func (r *connRequest) Accept(q verbs.QP, private []byte) error {
+	reply, err := r.claimAnswer(private)
 	if err == nil {
-		r.dial.net.emit(Event{Kind: KindAccept, From: r.dial.dst, To: r.dial.src, Data: reply})
-		err = r.accept(q.(*queuePair), reply)
+		r.dial.net.emitEvent(Event{Kind: KindAccept, From: r.dial.dst, To: r.dial.src, Data: reply})
+		err = r.acceptWith(q.(*queuePair), reply)
 	}
 	if err != nil {
 		return fmt.Errorf("loopback: accept %s: %w", r.dial.src, err)
@@ -250,7 +250,7 @@ func (r *request) Accept(q verbs.QP, private []byte) error {
 	return nil
 }
 
-func (r *request) accept(q *queuePair, reply []byte) error {
+func (r *connRequest) acceptWith(q *queuePair, reply []byte) error {
 	dl, n := r.dial, r.dial.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -263,18 +263,18 @@ func (r *request) accept(q *queuePair, reply []byte) error {
 		return fmt.Errorf("the peer gave up: %w", syscall.ECONNRESET)
 	}
 	q.local, q.remote = dl.dst, dl.src
-	n.join(dl.qp, q)
-	q.rise()
+	n.joinQPs(dl.qp, q)
+	q.makeUsable()
 	n.answerDial(dl, reply, nil)
 	return nil
 }
 
-func (r *request) Reject(private []byte) error {
-	reply, err := r.answer(private)
+func (r *connRequest) Reject(private []byte) error {
+	reply, err := r.claimAnswer(private)
 	if err != nil {
 		return fmt.Errorf("loopback: reject %s: %w", r.dial.src, err)
 	}
-	r.dial.net.emit(Event{Kind: KindReject, From: r.dial.dst, To: r.dial.src, Data: reply})
+	r.dial.net.emitEvent(Event{Kind: KindReject, From: r.dial.dst, To: r.dial.src, Data: reply})
 	n := r.dial.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -283,7 +283,7 @@ func (r *request) Reject(private []byte) error {
 }
 
 // answerDial sends the answer to the dialling end. An end that gave up keeps its own reason.
-func (n *Network) answerDial(dl *dial, reply []byte, err error) {
+func (n *Network) answerDial(dl *dialRequest, reply []byte, err error) {
 	if dl.gone {
 		return
 	}
@@ -291,8 +291,8 @@ func (n *Network) answerDial(dl *dial, reply []byte, err error) {
 	n.progressDials()
 }
 
-// answer claims the request for its only answer and copies private.
-func (r *request) answer(private []byte) ([]byte, error) {
+// claimAnswer claims the request for its only answer and copies private.
+func (r *connRequest) claimAnswer(private []byte) ([]byte, error) {
 	if len(private) > verbs.MaxPrivate {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(private), verbs.MaxPrivate, syscall.EINVAL)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// completion is a WC on its way to the owner.
-type completion struct {
+// pendingWC is a WC on its way to the owner.
+type pendingWC struct {
 	wc         verbs.WC
 	qp         *queuePair
 	num        uint64 // of the request, if send
@@ -31,11 +31,11 @@ type compQueue struct {
 	armed    bool
 	signaled bool // fd is readable
 	closed   bool
-	done     []completion
+	done     []pendingWC
 	head     int // done[head:] is for the owner
 }
 
-func (d *device) CreateCQ(depth int) (verbs.CQ, error) {
+func (d *loopDevice) CreateCQ(depth int) (verbs.CQ, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("loopback: create completion queue: %w", verbs.ErrClosed)
 	}
@@ -43,43 +43,43 @@ func (d *device) CreateCQ(depth int) (verbs.CQ, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loopback: create completion queue: eventfd: %w", err)
 	}
-	return &compQueue{net: d.net, fd: fd, done: make([]completion, 0, max(depth, 1))}, nil
+	return &compQueue{net: d.net, fd: fd, done: make([]pendingWC, 0, max(depth, 1))}, nil
 }
 
-// take panics when two goroutines use the queue at a time: only its owner
+// enterOwner panics when two goroutines use the queue at a time: only its owner
 // may.
-func (c *compQueue) take() {
+func (c *compQueue) enterOwner() {
 	if !c.busy.CompareAndSwap(false, true) {
 		panic("loopback: a completion queue is used by two goroutines at a time")
 	}
 }
 
-func (c *compQueue) give() { c.busy.Store(false) }
+func (c *compQueue) leaveOwner() { c.busy.Store(false) }
 
 func (c *compQueue) FD() int { return c.fd }
 
 func (c *compQueue) Poll(wcs []verbs.WC) int {
-	c.take()
-	defer c.give()
+	c.enterOwner()
+	defer c.leaveOwner()
 	if !c.ready.Load() && !c.posted.Load() {
 		return 0
 	}
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
 	c.ready.Store(false)
-	c.transmit()
+	c.transmitAll()
 	for i := 0; i < len(c.qps); {
 		q := c.qps[i]
-		q.receive()
+		q.receiveMessages()
 		if q.state == stateUp { // else it left the list
 			i++
 		}
 	}
-	return c.pop(wcs)
+	return c.popCompletions(wcs)
 }
 
-// pop hands completions to the owner.
-func (c *compQueue) pop(wcs []verbs.WC) int {
+// popCompletions hands completions to the owner.
+func (c *compQueue) popCompletions(wcs []verbs.WC) int {
 	n := 0
 	for ; n < len(wcs) && c.head < len(c.done); n++ {
 		d := &c.done[c.head]
@@ -100,7 +100,7 @@ func (c *compQueue) pop(wcs []verbs.WC) int {
 	return n
 }
 
-func (c *compQueue) push(d completion) {
+func (c *compQueue) pushCompletion(d pendingWC) {
 	if c.head > 0 && len(c.done) == cap(c.done) {
 		c.done = c.done[:copy(c.done, c.done[c.head:])]
 		c.head = 0
@@ -109,14 +109,14 @@ func (c *compQueue) push(d completion) {
 	c.ready.Store(true)
 }
 
-// transmit puts all posted requests on their links.
-func (c *compQueue) transmit() {
+// transmitAll puts all posted requests on their links.
+func (c *compQueue) transmitAll() {
 	if !c.posted.Swap(false) {
 		return
 	}
 	for i := 0; i < len(c.qps); {
 		q := c.qps[i]
-		q.transmit()
+		q.transmitPosted()
 		if i < len(c.qps) && c.qps[i] == q {
 			i++
 		} else {
@@ -126,21 +126,21 @@ func (c *compQueue) transmit() {
 }
 
 func (c *compQueue) Flush() {
-	c.take()
-	defer c.give()
+	c.enterOwner()
+	defer c.leaveOwner()
 	if c.posted.Load() {
 		c.net.mu.Lock()
 		defer c.net.mu.Unlock()
-		c.transmit()
+		c.transmitAll()
 	}
 }
 
 func (c *compQueue) Arm() bool {
-	c.take()
-	defer c.give()
+	c.enterOwner()
+	defer c.leaveOwner()
 	c.net.mu.Lock()
 	defer c.net.mu.Unlock()
-	c.transmit()
+	c.transmitAll()
 	if c.ready.Load() || c.posted.Load() {
 		return false
 	}
@@ -153,8 +153,8 @@ func (c *compQueue) Arm() bool {
 	return true
 }
 
-// kick tells the owner that Poll may have something to do.
-func (c *compQueue) kick() {
+// kickOwner tells the owner that Poll may have something to do.
+func (c *compQueue) kickOwner() {
 	c.ready.Store(true)
 	if c.armed && !c.closed {
 		c.armed, c.signaled = false, true

@@ -7,32 +7,32 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-type device struct {
+type loopDevice struct {
 	net  *Network
 	info verbs.Info
 
 	// Guarded by net.mu.
-	regions map[uint32]*region // by index, the upper 24 bits of a key
+	regions map[uint32]*memRegion // by index, the upper 24 bits of a key
 	closed  bool
 }
 
-func (d *device) Info() verbs.Info { return d.info }
+func (d *loopDevice) Info() verbs.Info { return d.info }
 
-func (d *device) AllocPD() (verbs.PD, error) {
+func (d *loopDevice) AllocPD() (verbs.PD, error) {
 	if d.isClosed() {
 		return nil, fmt.Errorf("allocate protection domain on %s: %w", d.info.Name, verbs.ErrClosed)
 	}
-	return &domain{dev: d}, nil
+	return &protDomain{dev: d}, nil
 }
 
-func (d *device) isClosed() bool {
+func (d *loopDevice) isClosed() bool {
 	d.net.mu.Lock()
 	defer d.net.mu.Unlock()
 	return d.closed
 }
 
 // Close closes the listeners of the device and refuses new objects.
-func (d *device) Close() error {
+func (d *loopDevice) Close() error {
 	n := d.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -45,13 +45,13 @@ func (d *device) Close() error {
 	return nil
 }
 
-// domain is a protection domain.
-type domain struct {
-	dev  *device
+// protDomain is a protection domain.
+type protDomain struct {
+	dev  *loopDevice
 	uses int // regions and queue pairs; guarded by net.mu
 }
 
-func (p *domain) Close() error {
+func (p *protDomain) Close() error {
 	p.dev.net.mu.Lock()
 	defer p.dev.net.mu.Unlock()
 	if p.uses > 0 {
@@ -60,14 +60,14 @@ func (p *domain) Close() error {
 	return nil
 }
 
-func (p *domain) RegMR(buf []byte, access verbs.Access) (verbs.MR, error) {
+func (p *protDomain) RegMR(buf []byte, access verbs.Access) (verbs.MR, error) {
 	if len(buf) == 0 {
 		return nil, fmt.Errorf("register memory on %s: no bytes: %w", p.dev.info.Name, syscall.EINVAL)
 	}
 	n := p.dev.net
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	r := &region{pd: p, buf: buf, access: access, addr: n.nextAddr, valid: true}
+	r := &memRegion{pd: p, buf: buf, access: access, addr: n.nextAddr, valid: true}
 	r.first = n.nextIndex<<8 | firstKeyByte
 	r.key = r.first
 	n.nextIndex++
@@ -85,9 +85,9 @@ const (
 	regionGap = 4096
 )
 
-// region is a registered memory region.
-type region struct {
-	pd     *domain
+// memRegion is a registered memory region.
+type memRegion struct {
+	pd     *protDomain
 	buf    []byte
 	addr   uint64
 	access verbs.Access
@@ -98,12 +98,12 @@ type region struct {
 	valid bool
 }
 
-func (r *region) LKey() uint32 { return r.first }
-func (r *region) RKey() uint32 { return r.first }
-func (r *region) Addr() uint64 { return r.addr }
-func (r *region) Len() int     { return len(r.buf) }
+func (r *memRegion) LKey() uint32 { return r.first }
+func (r *memRegion) RKey() uint32 { return r.first }
+func (r *memRegion) Addr() uint64 { return r.addr }
+func (r *memRegion) Len() int     { return len(r.buf) }
 
-func (r *region) Close() error {
+func (r *memRegion) Close() error {
 	r.pd.dev.net.mu.Lock()
 	defer r.pd.dev.net.mu.Unlock()
 	if r.pd.dev.regions[r.first>>8] != r {
@@ -114,9 +114,9 @@ func (r *region) Close() error {
 	return nil
 }
 
-// reach returns the n bytes at addr that the peer of a queue pair of pd may
+// reachMemory returns the n bytes at addr that the peer of a queue pair of pd may
 // touch through key, or nil.
-func (p *domain) reach(key uint32, addr uint64, n int, need verbs.Access) []byte {
+func (p *protDomain) reachMemory(key uint32, addr uint64, n int, need verbs.Access) []byte {
 	r := p.dev.regions[key>>8]
 	if r == nil || r.pd != p || !r.valid || r.key != key || r.access&need == 0 {
 		return nil
@@ -128,18 +128,18 @@ func (p *domain) reach(key uint32, addr uint64, n int, need verbs.Access) []byte
 	return r.buf[off : off+uint64(n)]
 }
 
-// holds reports whether buf is memory of the region of lkey. The key's low
+// holdsBuffer reports whether buf is memory of the region of lkey. The key's low
 // byte does not matter: local rights outlive rotations.
-func (p *domain) holds(lkey uint32, buf []byte) bool {
+func (p *protDomain) holdsBuffer(lkey uint32, buf []byte) bool {
 	if len(buf) == 0 {
 		return true
 	}
 	r := p.dev.regions[lkey>>8]
-	return r != nil && r.pd == p && contains(r.buf, buf)
+	return r != nil && r.pd == p && containsSlice(r.buf, buf)
 }
 
-// invalidate makes key unreachable and reports whether it was reachable.
-func (p *domain) invalidate(key uint32) bool {
+// invalidateKey makes key unreachable and reports whether it was reachable.
+func (p *protDomain) invalidateKey(key uint32) bool {
 	r := p.dev.regions[key>>8]
 	if r == nil || r.pd != p || !r.valid || r.key != key {
 		return false
@@ -148,8 +148,8 @@ func (p *domain) invalidate(key uint32) bool {
 	return true
 }
 
-// register makes the invalidated region of key's index reachable under key.
-func (p *domain) register(key uint32) bool {
+// registerKey makes the invalidated region of key's index reachable under key.
+func (p *protDomain) registerKey(key uint32) bool {
 	r := p.dev.regions[key>>8]
 	if r == nil || r.pd != p || r.valid {
 		return false

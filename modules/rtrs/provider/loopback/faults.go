@@ -13,41 +13,41 @@ import (
 // linkKey names one direction between two addresses, whatever the ports.
 type linkKey struct{ from, to netip.Addr }
 
-// link has the faults of one direction. Guarded by net.mu.
-type link struct {
+// faultyLink has the faults of one direction. Guarded by net.mu.
+type faultyLink struct {
 	stalled bool
 	fabric  Fabric
 	held    bool // messages wait for Step
 	delay   time.Duration
 }
 
-// passes reports whether m may arrive now.
-func (l *link) passes(m *message) bool {
+// mayArrive reports whether m may arrive now.
+func (l *faultyLink) mayArrive(m *wireMessage) bool {
 	return !l.stalled && (!l.held || m.released) && (m.due.IsZero() || !time.Now().Before(m.due))
 }
 
-func (n *Network) link(from, to netip.Addr) *link {
+func (n *Network) linkBetween(from, to netip.Addr) *faultyLink {
 	k := linkKey{from, to}
 	l := n.links[k]
 	if l == nil {
-		l = &link{}
+		l = &faultyLink{}
 		n.links[k] = l
 	}
 	return l
 }
 
-func (n *Network) stalled(from, to netip.AddrPort) bool {
+func (n *Network) linkStalled(from, to netip.AddrPort) bool {
 	l := n.links[linkKey{from.Addr(), to.Addr()}]
 	return l != nil && l.stalled
 }
 
-// change applies f to a link and lets everything that waits look again.
-func (n *Network) change(from, to netip.Addr, f func(*link)) {
-	f(n.link(from, to))
+// changeLink applies f to a link and lets everything that waits look again.
+func (n *Network) changeLink(from, to netip.Addr, f func(*faultyLink)) {
+	f(n.linkBetween(from, to))
 	n.progressDials()
 	for _, c := range n.conns {
 		for _, q := range c.ends {
-			q.cq.kick()
+			q.cq.kickOwner()
 		}
 	}
 }
@@ -55,7 +55,7 @@ func (n *Network) change(from, to netip.Addr, f func(*link)) {
 func (n *Network) kickLater(c *compQueue) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c.kick()
+	c.kickOwner()
 }
 
 // Fabric is how connections differ from those of InfiniBand without faults.
@@ -79,7 +79,7 @@ const (
 func (n *Network) Behave(a, b netip.Addr, f Fabric) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.link(a, b).fabric, n.link(b, a).fabric = f, f
+	n.linkBetween(a, b).fabric, n.linkBetween(b, a).fabric = f, f
 }
 
 // Stall stops all traffic between a and b, in both directions, without any
@@ -94,15 +94,15 @@ func (n *Network) Stall(a, b netip.Addr) {
 func (n *Network) StallOneWay(from, to netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.change(from, to, func(l *link) { l.stalled = true })
+	n.changeLink(from, to, func(l *faultyLink) { l.stalled = true })
 }
 
 // Resume ends Stall: the waiting messages arrive.
 func (n *Network) Resume(a, b netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.change(a, b, func(l *link) { l.stalled = false })
-	n.change(b, a, func(l *link) { l.stalled = false })
+	n.changeLink(a, b, func(l *faultyLink) { l.stalled = false })
+	n.changeLink(b, a, func(l *faultyLink) { l.stalled = false })
 }
 
 // StallConn lets nothing arrive on the connection with the ends a and b, in any
@@ -115,8 +115,8 @@ func (n *Network) StallConn(a, b netip.AddrPort, stalled bool) bool {
 		x, y := c.ends[1].remote, c.ends[1].local
 		if x == a && y == b || x == b && y == a {
 			c.pipes[0].shut, c.pipes[1].shut = stalled, stalled
-			c.ends[0].cq.kick()
-			c.ends[1].cq.kick()
+			c.ends[0].cq.kickOwner()
+			c.ends[1].cq.kickOwner()
 			return true
 		}
 	}
@@ -133,7 +133,7 @@ func (n *Network) Crash(dev verbs.Device, reset bool) {
 	defer n.mu.Unlock()
 	for _, dl := range slices.Clone(n.dials) {
 		if dl.qp.pd.dev == dev {
-			n.abandon(dl, fmt.Errorf("the device has crashed: %w", syscall.ECONNABORTED))
+			n.abandonDial(dl, fmt.Errorf("the device has crashed: %w", syscall.ECONNABORTED))
 		}
 	}
 	for _, c := range slices.Clone(n.conns) {
@@ -144,7 +144,7 @@ func (n *Network) Crash(dev verbs.Device, reset bool) {
 			if p := &c.pipes[side]; reset && !p.shut && !p.link.stalled {
 				c.sendBye(side)
 			}
-			q.kill(verbs.StatusFatal)
+			q.endQP(verbs.StatusFatal)
 		}
 	}
 }
@@ -153,22 +153,22 @@ func (n *Network) Crash(dev verbs.Device, reset bool) {
 func (n *Network) Delay(a, b netip.Addr, d time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.change(a, b, func(l *link) { l.delay = d })
-	n.change(b, a, func(l *link) { l.delay = d })
+	n.changeLink(a, b, func(l *faultyLink) { l.delay = d })
+	n.changeLink(b, a, func(l *faultyLink) { l.delay = d })
 }
 
 // Hold keeps every message that from sends to to until Step or Release.
 func (n *Network) Hold(from, to netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.change(from, to, func(l *link) { l.held = true })
+	n.changeLink(from, to, func(l *faultyLink) { l.held = true })
 }
 
 // Release ends Hold.
 func (n *Network) Release(from, to netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.change(from, to, func(l *link) { l.held = false })
+	n.changeLink(from, to, func(l *faultyLink) { l.held = false })
 }
 
 // Step lets the oldest held message from from to to arrive, and reports
@@ -180,8 +180,8 @@ func (n *Network) Step(from, to netip.Addr) bool {
 	if len(held) == 0 {
 		return false
 	}
-	oldest := slices.MinFunc(held, func(a, b *message) int { return int(int64(a.seq - b.seq)) })
-	n.change(from, to, func(*link) { oldest.released = true })
+	oldest := slices.MinFunc(held, func(a, b *wireMessage) int { return int(int64(a.seq - b.seq)) })
+	n.changeLink(from, to, func(*faultyLink) { oldest.released = true })
 	return true
 }
 
@@ -192,9 +192,9 @@ func (n *Network) Held(from, to netip.Addr) int {
 	return len(n.heldMessages(from, to))
 }
 
-func (n *Network) heldMessages(from, to netip.Addr) []*message {
-	var held []*message
-	l := n.link(from, to)
+func (n *Network) heldMessages(from, to netip.Addr) []*wireMessage {
+	var held []*wireMessage
+	l := n.linkBetween(from, to)
 	for _, c := range n.conns {
 		for side := range c.pipes {
 			p := &c.pipes[side]
@@ -212,7 +212,7 @@ func (n *Network) heldMessages(from, to netip.Addr) []*message {
 // under way, but for those of a Stream that is not stalled, and returns the number
 // of connections. New ones can be made.
 func (n *Network) Cut(a, b netip.Addr) int {
-	return n.cut(func(x, y netip.AddrPort) bool {
+	return n.cutConns(func(x, y netip.AddrPort) bool {
 		return x.Addr() == a && y.Addr() == b || x.Addr() == b && y.Addr() == a
 	})
 }
@@ -220,17 +220,17 @@ func (n *Network) Cut(a, b netip.Addr) int {
 // CutConn breaks the connection with the ends a and b, in any order, and
 // reports whether there was one.
 func (n *Network) CutConn(a, b netip.AddrPort) bool {
-	return n.cut(func(x, y netip.AddrPort) bool {
+	return n.cutConns(func(x, y netip.AddrPort) bool {
 		return x == a && y == b || x == b && y == a
 	}) > 0
 }
 
-func (n *Network) cut(match func(active, passive netip.AddrPort) bool) int {
+func (n *Network) cutConns(match func(active, passive netip.AddrPort) bool) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, dl := range slices.Clone(n.dials) {
 		if match(dl.src, dl.dst) {
-			n.abandon(dl, fmt.Errorf("cut: %w", syscall.ECONNRESET))
+			n.abandonDial(dl, fmt.Errorf("cut: %w", syscall.ECONNRESET))
 		}
 	}
 	count := 0
@@ -241,11 +241,11 @@ func (n *Network) cut(match func(active, passive netip.AddrPort) bool) int {
 		count++
 		for _, q := range c.ends {
 			if c.fabric == Stream {
-				q.receive() // what has arrived can be read
+				q.receiveMessages() // what has arrived can be read
 			}
 		}
 		for _, q := range c.ends {
-			q.kill(verbs.StatusFatal)
+			q.endQP(verbs.StatusFatal)
 		}
 	}
 	return count

@@ -2,8 +2,8 @@ package loopback
 
 import "unsafe"
 
-// contains reports whether part, not empty, lies within whole.
-func contains(whole, part []byte) bool {
+// containsSlice reports whether part, not empty, lies within whole.
+func containsSlice(whole, part []byte) bool {
 	w := uintptr(unsafe.Pointer(unsafe.SliceData(whole)))
 	p := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
 	return p >= w && p-w <= uintptr(len(whole)) && uintptr(len(part)) <= uintptr(len(whole))-(p-w)

@@ -41,13 +41,13 @@ type Network struct {
 	mu        sync.Mutex // guards everything below, and all objects of the network
 	listeners map[netip.AddrPort]*listener
 	refused   map[netip.AddrPort]error
-	links     map[linkKey]*link
-	conns     []*conn // alive at one end at least, in order of making
-	dials     []*dial // requests and answers under way
-	nextPort  uint16  // of the next dialling end
-	nextIndex uint32  // of the next memory region
-	nextAddr  uint64  // of the next memory region
-	nextSeq   uint64  // of the next message
+	links     map[linkKey]*faultyLink
+	conns     []*connPair    // alive at one end at least, in order of making
+	dials     []*dialRequest // requests and answers under way
+	nextPort  uint16         // of the next dialling end
+	nextIndex uint32         // of the next memory region
+	nextAddr  uint64         // of the next memory region
+	nextSeq   uint64         // of the next message
 	free      [bufClasses][][]byte
 }
 
@@ -57,7 +57,7 @@ func New(opts ...Option) *Network {
 		info:      verbs.Info{Fabric: "loopback", Port: 1, Caps: AllCaps, MaxQPWR: 16384, MaxSGE: 16},
 		listeners: map[netip.AddrPort]*listener{},
 		refused:   map[netip.AddrPort]error{},
-		links:     map[linkKey]*link{},
+		links:     map[linkKey]*faultyLink{},
 		nextPort:  firstPort,
 		nextIndex: 1,
 		nextAddr:  0x7000_0000_0000,
@@ -73,13 +73,13 @@ const firstPort = 20000
 
 // Device opens a device. All devices of a network reach each other.
 func (n *Network) Device(name string) verbs.Device {
-	d := &device{net: n, info: n.info, regions: map[uint32]*region{}}
+	d := &loopDevice{net: n, info: n.info, regions: map[uint32]*memRegion{}}
 	d.info.Name = name
 	return d
 }
 
-// port gives out the next free port number.
-func (n *Network) port() uint16 {
+// allocPort gives out the next free port number.
+func (n *Network) allocPort() uint16 {
 	p := n.nextPort
 	if n.nextPort++; n.nextPort == 0 {
 		n.nextPort = firstPort
@@ -87,8 +87,8 @@ func (n *Network) port() uint16 {
 	return p
 }
 
-// lookup finds the listener that takes a request to dst.
-func (n *Network) lookup(dst netip.AddrPort) (*listener, error) {
+// findListener finds the listener that takes a request to dst.
+func (n *Network) findListener(dst netip.AddrPort) (*listener, error) {
 	if err := n.refused[dst]; err != nil {
 		return nil, err
 	}

@@ -31,13 +31,13 @@ type sendEntry struct {
 
 type queuePair struct {
 	cq  *compQueue
-	pd  *domain
+	pd  *protDomain
 	cfg verbs.QPConfig
 
 	// All below is guarded by the network's mu.
 	state         qpState
-	dial          *dial // while connecting
-	conn          *conn
+	dial          *dialRequest // while connecting
+	conn          *connPair
 	side          int // index in conn.ends
 	local, remote netip.AddrPort
 	destroyed     bool
@@ -50,11 +50,11 @@ type queuePair struct {
 	recvPosted, recvDone, recvFree           uint64 // counters of receives
 }
 
-func (d *device) CreateQP(pd verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
+func (d *loopDevice) CreateQP(pd verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	if err := d.checkConfig(&cfg); err != nil {
 		return nil, fmt.Errorf("loopback: create queue pair: %w", err)
 	}
-	q := &queuePair{cq: cfg.CQ.(*compQueue), pd: pd.(*domain), cfg: cfg}
+	q := &queuePair{cq: cfg.CQ.(*compQueue), pd: pd.(*protDomain), cfg: cfg}
 	q.sends = make([]sendEntry, cfg.SendQueue)
 	q.recvs = make([]verbs.RecvWR, cfg.RecvQueue)
 	sges := make([]verbs.SGE, cfg.SendQueue*cfg.MaxSGE)
@@ -68,7 +68,7 @@ func (d *device) CreateQP(pd verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	return q, nil
 }
 
-func (d *device) checkConfig(cfg *verbs.QPConfig) error {
+func (d *loopDevice) checkConfig(cfg *verbs.QPConfig) error {
 	if cfg.MaxSGE == 0 {
 		cfg.MaxSGE = 1
 	}
@@ -94,8 +94,8 @@ func (q *queuePair) RemoteAddr() netip.AddrPort {
 }
 
 func (q *queuePair) PostSend(wrs []verbs.SendWR) (int, error) {
-	q.cq.take()
-	defer q.cq.give()
+	q.cq.enterOwner()
+	defer q.cq.leaveOwner()
 	q.cq.net.mu.Lock()
 	defer q.cq.net.mu.Unlock()
 	for i := range wrs {
@@ -136,7 +136,7 @@ func (q *queuePair) checkSend(wr *verbs.SendWR) error {
 		return fmt.Errorf("%d elements, at most %d: %w", len(wr.SGEs), q.cfg.MaxSGE, syscall.EINVAL)
 	}
 	for i := range wr.SGEs {
-		if !q.pd.holds(wr.SGEs[i].LKey, wr.SGEs[i].Buf) {
+		if !q.pd.holdsBuffer(wr.SGEs[i].LKey, wr.SGEs[i].Buf) {
 			return verbs.ErrAccess
 		}
 	}
@@ -173,7 +173,7 @@ func (q *queuePair) postRecv(wr verbs.RecvWR) error {
 		return verbs.ErrNotConnected
 	case q.recvPosted-q.recvFree >= uint64(len(q.recvs)):
 		return verbs.ErrQueueFull
-	case !q.pd.holds(wr.LKey, wr.Buf):
+	case !q.pd.holdsBuffer(wr.LKey, wr.Buf):
 		return verbs.ErrAccess
 	}
 	q.recvs[q.recvPosted%uint64(len(q.recvs))] = wr
@@ -184,11 +184,11 @@ func (q *queuePair) postRecv(wr verbs.RecvWR) error {
 	return nil
 }
 
-// rise makes q usable by its owner.
-func (q *queuePair) rise() {
+// makeUsable makes q usable by its owner.
+func (q *queuePair) makeUsable() {
 	q.state = stateUp
 	q.cq.qps = append(q.cq.qps, q)
-	q.cq.kick()
+	q.cq.kickOwner()
 }
 
 func (q *queuePair) Disconnect() {
@@ -198,16 +198,16 @@ func (q *queuePair) Disconnect() {
 	switch q.state {
 	case stateConnecting:
 		if q.dial != nil {
-			n.abandon(q.dial, fmt.Errorf("disconnected by the caller: %w", verbs.ErrClosed))
+			n.abandonDial(q.dial, fmt.Errorf("disconnected by the caller: %w", verbs.ErrClosed))
 		}
 	case stateUp:
 		q.conn.sendBye(q.side)
-		q.kill(verbs.StatusOK)
+		q.endQP(verbs.StatusOK)
 	}
 }
 
-// kill ends q: all that is outstanding is flushed, OpDisconnected follows.
-func (q *queuePair) kill(status verbs.Status) {
+// endQP ends q: all that is outstanding is flushed, OpDisconnected follows.
+func (q *queuePair) endQP(status verbs.Status) {
 	if q.state != stateUp {
 		return
 	}
@@ -217,14 +217,14 @@ func (q *queuePair) kill(status verbs.Status) {
 	}
 	for ; q.recvDone < q.recvPosted; q.recvDone++ {
 		wr := &q.recvs[q.recvDone%uint64(len(q.recvs))]
-		q.cq.push(completion{qp: q, recv: true, wc: verbs.WC{ID: wr.ID, QP: q.cfg.Context, Op: verbs.OpRecv, Status: verbs.StatusFlushed}})
+		q.cq.pushCompletion(pendingWC{qp: q, recv: true, wc: verbs.WC{ID: wr.ID, QP: q.cfg.Context, Op: verbs.OpRecv, Status: verbs.StatusFlushed}})
 	}
-	q.cq.push(completion{qp: q, wc: verbs.WC{QP: q.cfg.Context, Op: verbs.OpDisconnected, Status: status}})
+	q.cq.pushCompletion(pendingWC{qp: q, wc: verbs.WC{QP: q.cfg.Context, Op: verbs.OpDisconnected, Status: status}})
 	if i := slices.Index(q.cq.qps, q); i >= 0 {
 		q.cq.qps = slices.Delete(q.cq.qps, i, i+1)
 	}
-	q.cq.kick()
-	q.conn.reap()
+	q.cq.kickOwner()
+	q.conn.freeUnreceived()
 }
 
 // completeSend reports request sendDone, if it is to be reported.
@@ -232,7 +232,7 @@ func (q *queuePair) completeSend(status verbs.Status, always bool) {
 	e := &q.sends[q.sendDone%uint64(len(q.sends))]
 	if e.wr.Signaled || always {
 		wc := verbs.WC{ID: e.wr.ID, QP: q.cfg.Context, Op: e.wr.Op, Status: status, ByteLen: uint32(e.size)}
-		q.cq.push(completion{qp: q, num: q.sendDone, send: true, wc: wc})
+		q.cq.pushCompletion(pendingWC{qp: q, num: q.sendDone, send: true, wc: wc})
 	}
 }
 
@@ -246,7 +246,7 @@ func (q *queuePair) Destroy() {
 	q.destroyed = true
 	if q.state == stateUp {
 		q.conn.sendBye(q.side)
-		q.kill(verbs.StatusOK)
+		q.endQP(verbs.StatusOK)
 	}
 	q.state = stateDead
 	q.pd.uses--

@@ -47,7 +47,7 @@ func (n *Network) Tap(f func(Event)) {
 	n.tap.Store(&f)
 }
 
-func (n *Network) emit(e Event) {
+func (n *Network) emitEvent(e Event) {
 	f := n.tap.Load()
 	if f == nil {
 		return
@@ -61,7 +61,7 @@ func (n *Network) emit(e Event) {
 func (n *Network) emitUnlocked(e Event) {
 	n.mu.Unlock()
 	defer n.mu.Lock()
-	n.emit(e)
+	n.emitEvent(e)
 }
 
 func (e *sendEntry) event(q *queuePair, data []byte) Event {

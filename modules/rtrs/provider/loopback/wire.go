@@ -18,8 +18,8 @@ const (
 	msgBye                     // the sender has ended the connection
 )
 
-// message is the unit on the wire. data belongs to it.
-type message struct {
+// wireMessage is the unit on the wire. data belongs to it.
+type wireMessage struct {
 	kind     msgKind
 	op       verbs.Opcode
 	status   verbs.Status // msgBye: why, for request num
@@ -35,11 +35,11 @@ type message struct {
 	due      time.Time // not before, if not zero
 }
 
-// pipe is one direction of a connection.
-type pipe struct {
-	link  *link
+// messagePipe is one direction of a connection.
+type messagePipe struct {
+	link  *faultyLink
 	shut  bool // nothing arrives, see StallConn
-	msgs  []message
+	msgs  []wireMessage
 	head  int
 	acked uint64 // requests below were executed by the receiver
 	// Bytes of all messages that were sent and that were received.
@@ -50,14 +50,14 @@ type pipe struct {
 // of two sockets do.
 const streamRoom = 4 << 20
 
-func (p *pipe) len() int        { return len(p.msgs) - p.head }
-func (p *pipe) first() *message { return &p.msgs[p.head] }
-func (p *pipe) last() *message  { return &p.msgs[len(p.msgs)-1] }
+func (p *messagePipe) len() int            { return len(p.msgs) - p.head }
+func (p *messagePipe) first() *wireMessage { return &p.msgs[p.head] }
+func (p *messagePipe) last() *wireMessage  { return &p.msgs[len(p.msgs)-1] }
 
-// passes reports whether m may arrive now. m is in p.
-func (p *pipe) passes(m *message) bool { return !p.shut && p.link.passes(m) }
+// mayArrive reports whether m may arrive now. m is in p.
+func (p *messagePipe) mayArrive(m *wireMessage) bool { return !p.shut && p.link.mayArrive(m) }
 
-func (p *pipe) push(m message) {
+func (p *messagePipe) push(m wireMessage) {
 	if p.head > 0 && len(p.msgs) == cap(p.msgs) {
 		p.msgs = p.msgs[:copy(p.msgs, p.msgs[p.head:])]
 		p.head = 0
@@ -66,36 +66,36 @@ func (p *pipe) push(m message) {
 	p.sent += len(m.data)
 }
 
-func (p *pipe) pop() {
+func (p *messagePipe) pop() {
 	p.received += len(p.first().data)
-	*p.first() = message{}
+	*p.first() = wireMessage{}
 	if p.head++; p.head == len(p.msgs) {
 		p.msgs, p.head = p.msgs[:0], 0
 	}
 }
 
-// conn is a connection. It lives until both ends are dead.
-type conn struct {
+// connPair is a connection. It lives until both ends are dead.
+type connPair struct {
 	net    *Network
 	fabric Fabric
-	ends   [2]*queuePair // active, passive
-	pipes  [2]pipe       // pipes[i] carries the messages of ends[i]
+	ends   [2]*queuePair  // active, passive
+	pipes  [2]messagePipe // pipes[i] carries the messages of ends[i]
 }
 
-// join connects the queue pairs of a request and its answer.
-func (n *Network) join(active, passive *queuePair) {
-	c := &conn{net: n, ends: [2]*queuePair{active, passive}}
+// joinQPs connects the queue pairs of a request and its answer.
+func (n *Network) joinQPs(active, passive *queuePair) {
+	c := &connPair{net: n, ends: [2]*queuePair{active, passive}}
 	a, p := passive.remote, passive.local
-	c.pipes[0].link = n.link(a.Addr(), p.Addr())
-	c.pipes[1].link = n.link(p.Addr(), a.Addr())
+	c.pipes[0].link = n.linkBetween(a.Addr(), p.Addr())
+	c.pipes[1].link = n.linkBetween(p.Addr(), a.Addr())
 	c.fabric = c.pipes[0].link.fabric
 	active.conn, active.side = c, 0
 	passive.conn, passive.side = c, 1
 	n.conns = append(n.conns, c)
 }
 
-// send puts m on the link of side and wakes the other end.
-func (c *conn) send(side int, m message) {
+// sendTo puts m on the link of side and wakes the other end.
+func (c *connPair) sendTo(side int, m wireMessage) {
 	n, p, peer := c.net, &c.pipes[side], c.ends[1-side]
 	if peer.state == stateDead {
 		n.putBuf(m.data)
@@ -111,13 +111,13 @@ func (c *conn) send(side int, m message) {
 		m.lost = p.shut || p.link.stalled || p.len() > 0 && p.last().lost
 	}
 	p.push(m)
-	peer.cq.kick()
+	peer.cq.kickOwner()
 }
 
-func (c *conn) sendBye(side int) { c.send(side, message{kind: msgBye}) }
+func (c *connPair) sendBye(side int) { c.sendTo(side, wireMessage{kind: msgBye}) }
 
-// reap frees messages that will not be received any more.
-func (c *conn) reap() {
+// freeUnreceived frees messages that will not be received any more.
+func (c *connPair) freeUnreceived() {
 	for side := range c.ends {
 		if p := &c.pipes[side]; c.ends[1-side].state == stateDead {
 			for p.len() > 0 {
@@ -133,8 +133,8 @@ func (c *conn) reap() {
 	}
 }
 
-// transmit puts posted requests on the link.
-func (q *queuePair) transmit() {
+// transmitPosted puts posted requests on the link.
+func (q *queuePair) transmitPosted() {
 	n := q.cq.net
 	for q.state == stateUp && q.sendSent < q.sendPosted {
 		num := q.sendSent
@@ -148,7 +148,7 @@ func (q *queuePair) transmit() {
 			q.cq.ready.Store(true)
 			return
 		}
-		m := q.encode(e, num)
+		m := q.encodeMessage(e, num)
 		if n.tap.Load() != nil {
 			n.emitUnlocked(e.event(q, m.data))
 			if q.state != stateUp { // the tap cut it
@@ -160,7 +160,7 @@ func (q *queuePair) transmit() {
 		if isLocal(e.wr.Op) {
 			q.runLocal(e)
 		} else {
-			q.conn.send(q.side, m)
+			q.conn.sendTo(q.side, m)
 			e.end = q.conn.pipes[q.side].sent
 			if q.conn.fabric == Stream {
 				q.cq.ready.Store(true) // it may be complete
@@ -176,7 +176,7 @@ func (q *queuePair) watchProgress() {
 	if n.ackTimeout == 0 || q.watched || q.state != stateUp {
 		return
 	}
-	before, waits := q.progress()
+	before, waits := q.progressState()
 	if !waits {
 		return
 	}
@@ -186,8 +186,8 @@ func (q *queuePair) watchProgress() {
 		defer n.mu.Unlock()
 		q.watched = false
 		if q.state == stateUp {
-			if now, waits := q.progress(); waits && now == before {
-				q.kill(verbs.StatusFatal)
+			if now, waits := q.progressState(); waits && now == before {
+				q.endQP(verbs.StatusFatal)
 				return
 			}
 		}
@@ -195,14 +195,14 @@ func (q *queuePair) watchProgress() {
 	})
 }
 
-// progress returns a number that changes when the peer has something more of what
+// progressState returns a number that changes when the peer has something more of what
 // q has sent, and reports whether q waits for that.
-func (q *queuePair) progress() (at uint64, waits bool) {
+func (q *queuePair) progressState() (at uint64, waits bool) {
 	if q.conn.fabric != Stream {
 		return q.sendDone, q.sendDone < q.sendSent
 	}
 	p := &q.conn.pipes[q.side]
-	if p.len() == 0 || p.passes(p.first()) {
+	if p.len() == 0 || p.mayArrive(p.first()) {
 		return 0, false
 	}
 	return p.first().seq, true
@@ -211,16 +211,16 @@ func (q *queuePair) progress() (at uint64, waits bool) {
 // holdsAll reports whether the elements of e are still registered.
 func (q *queuePair) holdsAll(e *sendEntry) bool {
 	for i := range e.sges {
-		if !q.pd.holds(e.sges[i].LKey, e.sges[i].Buf) {
+		if !q.pd.holdsBuffer(e.sges[i].LKey, e.sges[i].Buf) {
 			return false
 		}
 	}
 	return true
 }
 
-// encode copies the payload of e into a message.
-func (q *queuePair) encode(e *sendEntry, num uint64) message {
-	m := message{op: e.wr.Op, imm: e.wr.Imm, key: e.wr.RKey, addr: e.wr.RemoteAddr, num: num, size: e.size}
+// encodeMessage copies the payload of e into a message.
+func (q *queuePair) encodeMessage(e *sendEntry, num uint64) wireMessage {
+	m := wireMessage{op: e.wr.Op, imm: e.wr.Imm, key: e.wr.RKey, addr: e.wr.RemoteAddr, num: num, size: e.size}
 	if e.wr.Op != verbs.OpRead && !isLocal(e.wr.Op) {
 		m.data = q.cq.net.getBuf(e.size)
 		at := 0
@@ -236,9 +236,9 @@ func isLocal(op verbs.Opcode) bool { return op == verbs.OpLocalInv || op == verb
 func (q *queuePair) runLocal(e *sendEntry) {
 	ok := false
 	if e.wr.Op == verbs.OpLocalInv {
-		ok = q.pd.invalidate(e.wr.RKey)
+		ok = q.pd.invalidateKey(e.wr.RKey)
 	} else {
-		ok = q.pd.register(e.wr.RKey)
+		ok = q.pd.registerKey(e.wr.RKey)
 	}
 	if !ok {
 		e.status = verbs.StatusLocalProt
@@ -246,33 +246,33 @@ func (q *queuePair) runLocal(e *sendEntry) {
 	q.cq.ready.Store(true)
 }
 
-// receive takes the peer's messages, then reports the requests that the peer
+// receiveMessages takes the peer's messages, then reports the requests that the peer
 // has executed.
-func (q *queuePair) receive() {
+func (q *queuePair) receiveMessages() {
 	for q.state == stateUp && q.receiveOne() {
 	}
 	if q.state != stateUp {
 		return
 	}
 	if in := &q.conn.pipes[1-q.side]; !in.shut && !in.link.stalled || q.conn.fabric == Stream {
-		q.acknowledge()
+		q.ackInOrder()
 	}
 }
 
 // receiveOne takes one message and reports whether there may be more.
 func (q *queuePair) receiveOne() bool {
 	p := &q.conn.pipes[1-q.side]
-	if p.len() == 0 || !p.passes(p.first()) {
+	if p.len() == 0 || !p.mayArrive(p.first()) {
 		return false
 	}
 	m := p.first()
-	if m.lost && !q.resend(m) {
+	if m.lost && !q.resendLost(m) {
 		q.cq.net.putBuf(m.data)
 		p.pop()
 		return true
 	}
 	if m.kind == msgRequest && consumesRecv(m.op) && q.recvDone == q.recvPosted {
-		if p.last().kind != msgBye || !p.passes(p.last()) {
+		if p.last().kind != msgBye || !p.mayArrive(p.last()) {
 			return false // wait for a receive
 		}
 		m = p.last() // the peer has gone and will not send it again
@@ -284,27 +284,27 @@ func (q *queuePair) receiveOne() bool {
 	case msgReadData:
 		q.onReadData(m)
 	default:
-		if status := q.execute(m); status != verbs.StatusOK {
-			q.refuse(m.num, status)
+		if status := q.executeRequest(m); status != verbs.StatusOK {
+			q.refuseRequest(m.num, status)
 			return false
 		}
 		p.acked = m.num + 1
-		q.conn.ends[1-q.side].cq.kick()
+		q.conn.ends[1-q.side].cq.kickOwner()
 	}
 	q.cq.net.putBuf(m.data)
 	p.pop()
 	return true
 }
 
-// resend has the peer send m, which was lost, again. False: it does not.
-func (q *queuePair) resend(m *message) bool {
+// resendLost has the peer send m, which was lost, again. False: it does not.
+func (q *queuePair) resendLost(m *wireMessage) bool {
 	peer := q.conn.ends[1-q.side]
 	if peer.state != stateUp {
 		return false
 	}
 	e := &peer.sends[m.num%uint64(len(peer.sends))]
 	if !peer.holdsAll(e) { // its owner has taken the memory back
-		peer.kill(verbs.StatusFatal)
+		peer.endQP(verbs.StatusFatal)
 		return false
 	}
 	if m.op != verbs.OpRead {
@@ -319,8 +319,8 @@ func (q *queuePair) resend(m *message) bool {
 
 func consumesRecv(op verbs.Opcode) bool { return op != verbs.OpWrite && op != verbs.OpRead }
 
-// execute executes a request of the peer. The result is the peer's status.
-func (q *queuePair) execute(m *message) verbs.Status {
+// executeRequest executes a request of the peer. The result is the peer's status.
+func (q *queuePair) executeRequest(m *wireMessage) verbs.Status {
 	switch m.op {
 	case verbs.OpWrite:
 		return q.place(m)
@@ -337,11 +337,11 @@ func (q *queuePair) execute(m *message) verbs.Status {
 }
 
 // place writes the payload of a RDMA WRITE.
-func (q *queuePair) place(m *message) verbs.Status {
+func (q *queuePair) place(m *wireMessage) verbs.Status {
 	if m.size == 0 {
 		return verbs.StatusOK
 	}
-	to := q.pd.reach(m.key, m.addr, m.size, verbs.AccessRemoteWrite)
+	to := q.pd.reachMemory(m.key, m.addr, m.size, verbs.AccessRemoteWrite)
 	if to == nil {
 		return verbs.StatusRemoteAccess
 	}
@@ -349,22 +349,22 @@ func (q *queuePair) place(m *message) verbs.Status {
 	return verbs.StatusOK
 }
 
-func (q *queuePair) answerRead(m *message) verbs.Status {
-	answer := message{kind: msgReadData, num: m.num, size: m.size}
+func (q *queuePair) answerRead(m *wireMessage) verbs.Status {
+	answer := wireMessage{kind: msgReadData, num: m.num, size: m.size}
 	if m.size > 0 {
-		from := q.pd.reach(m.key, m.addr, m.size, verbs.AccessRemoteRead)
+		from := q.pd.reachMemory(m.key, m.addr, m.size, verbs.AccessRemoteRead)
 		if from == nil {
 			return verbs.StatusRemoteAccess
 		}
 		answer.data = q.cq.net.getBuf(m.size)
 		copy(answer.data, from)
 	}
-	q.conn.send(q.side, answer)
+	q.conn.sendTo(q.side, answer)
 	return verbs.StatusOK
 }
 
 // placeSend places a message of the SEND family into the next receive.
-func (q *queuePair) placeSend(m *message) verbs.Status {
+func (q *queuePair) placeSend(m *wireMessage) verbs.Status {
 	recv := &q.recvs[q.recvDone%uint64(len(q.recvs))]
 	wc := verbs.WC{Op: verbs.OpRecv, ByteLen: uint32(m.size)}
 	switch {
@@ -372,11 +372,11 @@ func (q *queuePair) placeSend(m *message) verbs.Status {
 		wc.Status = verbs.StatusLocalLength
 		q.completeRecv(wc)
 		return verbs.StatusRemoteInvalid
-	case !q.pd.holds(recv.LKey, recv.Buf):
+	case !q.pd.holdsBuffer(recv.LKey, recv.Buf):
 		wc.Status = verbs.StatusLocalProt
 		q.completeRecv(wc)
 		return verbs.StatusRemoteInvalid
-	case m.op == verbs.OpSendInv && !q.pd.invalidate(m.key):
+	case m.op == verbs.OpSendInv && !q.pd.invalidateKey(m.key):
 		return verbs.StatusRemoteAccess
 	case m.op == verbs.OpSendInv:
 		wc.HasInv, wc.InvKey = true, m.key
@@ -392,17 +392,17 @@ func (q *queuePair) placeSend(m *message) verbs.Status {
 func (q *queuePair) completeRecv(wc verbs.WC) {
 	wc.ID, wc.QP = q.recvs[q.recvDone%uint64(len(q.recvs))].ID, q.cfg.Context
 	q.recvDone++
-	q.cq.push(completion{qp: q, recv: true, wc: wc})
+	q.cq.pushCompletion(pendingWC{qp: q, recv: true, wc: wc})
 }
 
-// refuse ends the connection because of request num of the peer.
-func (q *queuePair) refuse(num uint64, status verbs.Status) {
-	q.conn.send(q.side, message{kind: msgBye, num: num, status: status})
-	q.kill(verbs.StatusFatal)
+// refuseRequest ends the connection because of request num of the peer.
+func (q *queuePair) refuseRequest(num uint64, status verbs.Status) {
+	q.conn.sendTo(q.side, wireMessage{kind: msgBye, num: num, status: status})
+	q.endQP(verbs.StatusFatal)
 }
 
 // onReadData places the answer to request m.num.
-func (q *queuePair) onReadData(m *message) {
+func (q *queuePair) onReadData(m *wireMessage) {
 	e := &q.sends[m.num%uint64(len(q.sends))]
 	if !q.holdsAll(e) {
 		e.status = verbs.StatusLocalProt
@@ -415,8 +415,8 @@ func (q *queuePair) onReadData(m *message) {
 	e.readDone = true
 }
 
-// acknowledge completes, in order, the requests that were executed.
-func (q *queuePair) acknowledge() {
+// ackInOrder completes, in order, the requests that were executed.
+func (q *queuePair) ackInOrder() {
 	for ; q.state == stateUp && q.sendDone < q.sendSent; q.sendDone++ {
 		e := &q.sends[q.sendDone%uint64(len(q.sends))]
 		switch {
@@ -424,19 +424,19 @@ func (q *queuePair) acknowledge() {
 			q.completeSend(e.status, true)
 			q.sendDone++
 			q.conn.sendBye(q.side)
-			q.kill(verbs.StatusFatal)
+			q.endQP(verbs.StatusFatal)
 			return
 		case e.wr.Op == verbs.OpRead && !e.readDone:
 			return
-		case !isLocal(e.wr.Op) && !q.done(e):
+		case !isLocal(e.wr.Op) && !q.entryDone(e):
 			return
 		}
 		q.completeSend(verbs.StatusOK, false)
 	}
 }
 
-// done reports whether e, which is the oldest request, is complete.
-func (q *queuePair) done(e *sendEntry) bool {
+// entryDone reports whether e, which is the oldest request, is complete.
+func (q *queuePair) entryDone(e *sendEntry) bool {
 	p := &q.conn.pipes[q.side]
 	if q.conn.fabric == Stream {
 		return e.end-p.received <= streamRoom
@@ -447,8 +447,8 @@ func (q *queuePair) done(e *sendEntry) bool {
 // onBye ends the connection after the peer did: requests that it executed are
 // complete, the request that it refused carries the status, the rest is
 // flushed.
-func (q *queuePair) onBye(m message) {
-	q.acknowledge()
+func (q *queuePair) onBye(m wireMessage) {
+	q.ackInOrder()
 	if q.state != stateUp {
 		return
 	}
@@ -456,5 +456,5 @@ func (q *queuePair) onBye(m message) {
 		q.completeSend(m.status, true)
 		q.sendDone++
 	}
-	q.kill(m.status)
+	q.endQP(m.status)
 }

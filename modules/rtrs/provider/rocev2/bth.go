@@ -60,11 +60,11 @@ const (
 	ackCreditsInvalid        = 0x1f
 )
 
-// class is the kind of message that a packet belongs to.
-type class uint8
+// messageClass is the kind of message that a packet belongs to.
+type messageClass uint8
 
 const (
-	classNone class = iota
+	classNone messageClass = iota
 	classSend
 	classWrite
 	classRead
@@ -74,7 +74,7 @@ const (
 
 // opShape describes the packets with an opcode.
 type opShape struct {
-	class       class
+	class       messageClass
 	first, last bool // of its message
 	reth, aeth  bool
 	imm, inv    bool
@@ -192,8 +192,8 @@ func psnAdd(a uint32, n uint32) uint32 { return (a + n) & psnMask }
 // padLen returns the number of pad bytes behind a payload of n bytes.
 func padLen(n int) int { return -n & 3 }
 
-// packets returns the number of packets of a message of n bytes.
-func packets(n uint32, mtu uint32) uint32 {
+// packetCount returns the number of packets of a message of n bytes.
+func packetCount(n uint32, mtu uint32) uint32 {
 	if n == 0 {
 		return 1
 	}

@@ -56,14 +56,14 @@ func captures(t testing.TB) (all []captured) {
 	return all
 }
 
-func (c *captured) pseudo() pseudo { return newPseudo(c.src, c.dst, c.sport) }
+func (c *captured) pseudo() crcPrefix { return newPseudo(c.src, c.dst, c.sport) }
 
 func TestC002_ICRCIsThatOfLinux(t *testing.T) {
 	for _, c := range captures(t) {
 		p := c.pseudo()
 		own := bytes.Clone(c.b)
 		clear(own[len(own)-icrcLen:])
-		p.seal(own, c.id)
+		p.sealPacket(own, c.id)
 		if !bytes.Equal(own, c.b) {
 			t.Errorf("%s: ICRC %x, Linux has %x", c.name, own[len(own)-icrcLen:], c.b[len(c.b)-icrcLen:])
 		}
@@ -73,7 +73,7 @@ func TestC002_ICRCIsThatOfLinux(t *testing.T) {
 func TestC002_ICRCWorkedExample(t *testing.T) {
 	p := newPseudo(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.1"), 0xfa57)
 	b := unhex("1100ffff001a43110068908e 1f000001 00000000")
-	p.seal(b, 0x72e4)
+	p.sealPacket(b, 0x72e4)
 	if got := getICRC(b[16:]); got != 0xc0473280 {
 		t.Errorf("ICRC %#x", got)
 	}
@@ -91,7 +91,7 @@ func TestC003_ICRCIsCheckedWithoutTheIdentification(t *testing.T) {
 	for _, c := range captures(t) {
 		p := c.pseudo()
 		for _, id := range []uint16{0, 7, c.id} {
-			if !p.check(bytes.Clone(c.b), nil, id) {
+			if !p.checkPacket(bytes.Clone(c.b), nil, id) {
 				t.Errorf("%s: refused with identification %#x in place of %#x", c.name, id, c.id)
 			}
 		}
@@ -99,8 +99,8 @@ func TestC003_ICRCIsCheckedWithoutTheIdentification(t *testing.T) {
 		if !p.v6 {
 			fragments.b[8+6] = 0 // sent without DF
 			own := bytes.Clone(c.b)
-			fragments.seal(own, c.id)
-			if !p.check(own, nil, 0) {
+			fragments.sealPacket(own, c.id)
+			if !p.checkPacket(own, nil, 0) {
 				t.Errorf("%s: refused when it is sent without DF", c.name)
 			}
 		}
@@ -118,7 +118,7 @@ func TestC002_ICRCFindsChangedBits(t *testing.T) {
 			}
 			b := bytes.Clone(c.b)
 			b[bit/8] ^= 1 << (bit % 8)
-			switch found := !p.check(b, nil, c.id); {
+			switch found := !p.checkPacket(b, nil, c.id); {
 			case !found && p.v6:
 				t.Errorf("%s: bit %d was missed", c.name, bit)
 			case !found:
@@ -133,7 +133,7 @@ func TestC002_ICRCFindsChangedBits(t *testing.T) {
 
 // The tables give the sum over the pseudo header.
 func TestC002_SumOfThePseudoHeaderIsThatOfItsBytes(t *testing.T) {
-	pseudos := []pseudo{newPseudo(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.1"), 7), newPseudo(netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::1"), 7)}
+	pseudos := []crcPrefix{newPseudo(netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.1"), 7), newPseudo(netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::1"), 7)}
 	for _, p := range pseudos {
 		for _, port := range []uint16{7, 7, 0xc000, roceUDPPort} {
 			p.setSourcePort(port)
@@ -148,7 +148,7 @@ func TestC002_SumOfThePseudoHeaderIsThatOfItsBytes(t *testing.T) {
 					be.PutUint16(b[8+2:], uint16(size+udpLen+ip4Len))
 					be.PutUint16(b[8+4:], id)
 				}
-				if got, want := p.start(size, id), crc32.ChecksumIEEE(b); got != want {
+				if got, want := p.startCRC(size, id), crc32.ChecksumIEEE(b); got != want {
 					t.Fatalf("port %d, %d bytes, identification %#x: %#x, want %#x", port, size, id, got, want)
 				}
 			}

@@ -48,11 +48,11 @@ const (
 	mraCode     = 24 // 4.096 us * 2^24 = 68 s, as the kernel's
 )
 
-// conn is a connection as the manager sees it. manager.mu guards it.
-type conn struct {
-	m     *manager
+// cmConn is a connection as the manager sees it. manager.mu guards it.
+type cmConn struct {
+	m     *connManager
 	state connState
-	port  *port
+	port  *udpPort
 	peer  netip.Addr // with zone
 
 	local, remote       uint32 // communication ids
@@ -84,29 +84,29 @@ type peerKey struct {
 	id   uint32
 }
 
-// manager implements the connection manager of a device.
-type manager struct {
+// connManager implements the connection manager of a device.
+type connManager struct {
 	dev   *Device
 	guid  uint64
-	stats counters
+	stats queueCounters
 
 	displaced atomic.Uint64 // handshakes ended to make room for newer ones
 
-	mu        sync.Mutex // taken before cq.mu
-	conns     map[uint32]*conn
-	byPeer    map[peerKey]*conn      // passive ones
-	byQPN     map[peerKey]*conn      // live ones, id is the peer's queue pair number
-	listeners map[uint64][]*listener // by service ID
-	crowd     softverbs.Crowd[*conn] // handshakes that others began, see crowd.go
-	learned   map[netip.Addr]learned // path MTUs, by peer; see mtu.go
-	psn       uint32
-	stopped   bool
+	mu         sync.Mutex // taken before cq.mu
+	conns      map[uint32]*cmConn
+	byPeer     map[peerKey]*cmConn                 // passive ones
+	byQPN      map[peerKey]*cmConn                 // live ones, id is the peer's queue pair number
+	listeners  map[uint64][]*listener              // by service ID
+	handshakes softverbs.HandshakeLimiter[*cmConn] // handshakes that others began, see handshake_limiter.go
+	learned    map[netip.Addr]learnedMTU           // path MTUs, by peer; see mtu.go
+	psn        uint32
+	stopped    bool
 }
 
-func (m *manager) init(d *Device, guid uint64) {
-	m.dev, m.guid, m.crowd = d, guid, newCrowd(&d.cfg)
-	m.conns, m.byPeer, m.byQPN = map[uint32]*conn{}, map[peerKey]*conn{}, map[peerKey]*conn{}
-	m.listeners, m.learned = map[uint64][]*listener{}, map[netip.Addr]learned{}
+func (m *connManager) init(d *Device, guid uint64) {
+	m.dev, m.guid, m.handshakes = d, guid, newHandshakeLimiter(&d.cfg)
+	m.conns, m.byPeer, m.byQPN = map[uint32]*cmConn{}, map[peerKey]*cmConn{}, map[peerKey]*cmConn{}
+	m.listeners, m.learned = map[uint64][]*listener{}, map[netip.Addr]learnedMTU{}
 }
 
 // random32 and random64 return numbers that a peer must repeat. They cannot be
@@ -120,21 +120,21 @@ func random64() uint64 {
 }
 
 // newConn makes a connection with an id of its own. m.mu is held.
-func (m *manager) newConn(p *port, peer netip.Addr, state connState) *conn {
+func (m *connManager) newConn(p *udpPort, peer netip.Addr, state connState) *cmConn {
 	id := random32()
 	for id == 0 || m.conns[id] != nil {
 		id = random32()
 	}
-	c := &conn{m: m, state: state, port: p, peer: peer, local: id}
+	c := &cmConn{m: m, state: state, port: p, peer: peer, local: id}
 	m.conns[c.local] = c
 	return c
 }
 
-func (c *conn) peerKey() peerKey { return peerKey{c.peer, c.guid, c.remote} }
-func (c *conn) qpnKey() peerKey  { return peerKey{c.peer, c.guid, c.remoteQPN} }
+func (c *cmConn) peerKey() peerKey { return peerKey{c.peer, c.guid, c.remote} }
+func (c *cmConn) qpnKey() peerKey  { return peerKey{c.peer, c.guid, c.remoteQPN} }
 
 // run receives the messages of a port until it is closed.
-func (p *port) run() {
+func (p *udpPort) run() {
 	defer close(p.done)
 	m := &p.dev.cm
 	b := make([]byte, maxPacket+1)
@@ -147,21 +147,21 @@ func (p *port) run() {
 			time.Sleep(10 * time.Millisecond) // a passing failure
 			continue
 		}
-		if why := m.receive(p, from, b[:n]); why != dropNone {
+		if why := m.receivePacket(p, from, b[:n]); why != dropNone {
 			m.stats.dropped[why].Add(1)
 		}
 	}
 }
 
-// receive checks a packet for queue pair 1 and handles its message.
-func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
+// receivePacket checks a packet for queue pair 1 and handles its message.
+func (m *connManager) receivePacket(p *udpPort, from netip.AddrPort, b []byte) dropReason {
 	msg, why := parseDatagram(b)
 	if why != dropNone {
 		return why
 	}
 	peer := from.Addr().Unmap()
 	ps := newPseudo(peer, p.addr, from.Port())
-	if !ps.check(b, nil, 0) {
+	if !ps.checkPacket(b, nil, 0) {
 		return dropICRC
 	}
 	if f := m.dev.faults.Load(); f != nil && f.control != nil && !f.control(msg) {
@@ -172,12 +172,12 @@ func (m *manager) receive(p *port, from netip.AddrPort, b []byte) drop {
 	if m.stopped {
 		return dropState
 	}
-	return m.handle(p, peer, msg, bth(b).fixedID())
+	return m.handleMessage(p, peer, msg, bth(b).fixedID())
 }
 
-// handle handles a message by its kind. fixedID reports whether the sender can
+// handleMessage handles a message by its kind. fixedID reports whether the sender can
 // fix the identification of a connection. m.mu is held.
-func (m *manager) handle(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
+func (m *connManager) handleMessage(p *udpPort, peer netip.Addr, msg mad, fixedID bool) dropReason {
 	if msg.attribute() == attrREQ {
 		return m.onREQ(p, peer, msg, fixedID)
 	}
@@ -210,34 +210,34 @@ func (m *manager) handle(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
 	return dropMAD
 }
 
-// send transmits a message. m.mu is held.
-func (m *manager) send(p *port, peer netip.Addr, msg mad) {
+// sendMessage transmits a message. m.mu is held.
+func (m *connManager) sendMessage(p *udpPort, peer netip.Addr, msg mad) {
 	b := make([]byte, cmPacketLen)
 	putDatagram(b, msg, m.psn)
 	b[8] |= cmFixedID
 	m.psn++
 	ps := newPseudo(p.addr, peer, roceUDPPort)
-	ps.seal(b, 0)
+	ps.sealPacket(b, 0)
 	if _, err := p.control.WriteToUDPAddrPort(b, netip.AddrPortFrom(peer, roceUDPPort)); err != nil {
 		m.dev.cfg.Logger.Debug("rocev2 message was not sent", "peer", peer, "err", err)
 	}
 }
 
-// say sends a message and keeps it to be repeated.
-func (c *conn) say(msg mad) {
+// sendKept sends a message and keeps it to be repeated.
+func (c *cmConn) sendKept(msg mad) {
 	c.last = msg
-	c.m.send(c.port, c.peer, msg)
+	c.m.sendMessage(c.port, c.peer, msg)
 }
 
-// repeat sends the last message again after wait, then at doubled intervals, at
+// scheduleRepeat sends the last message again after wait, then at doubled intervals, at
 // most tries times.
-func (c *conn) repeat(wait time.Duration, tries int) {
+func (c *cmConn) scheduleRepeat(wait time.Duration, tries int) {
 	c.wait, c.tries = wait, tries
-	c.after(wait)
+	c.setTimer(wait)
 }
 
-// after calls expire after d, in place of an earlier call.
-func (c *conn) after(d time.Duration) {
+// setTimer calls expire after d, in place of an earlier call.
+func (c *cmConn) setTimer(d time.Duration) {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
@@ -246,51 +246,51 @@ func (c *conn) after(d time.Duration) {
 		c.m.mu.Lock()
 		defer c.m.mu.Unlock()
 		if c.timer == t && !c.m.stopped {
-			c.expire()
+			c.onTimer()
 		}
 	})
 	c.timer = t
 }
 
-func (c *conn) expire() {
+func (c *cmConn) onTimer() {
 	switch c.state {
 	case connTimeWait:
-		c.remove()
+		c.removeTraces()
 	case connRepSent:
 		if !c.heard.Load() {
-			c.lose(peerLost)
+			c.endByPeer(peerLost)
 		}
 	case connLeft:
-		c.remove()
+		c.removeTraces()
 	case connEstablished:
 		if c.heard.Load() {
 			return
 		}
-		c.again()
+		c.repeatLast()
 	case connReqSent:
-		c.again() // Connect has its own limit
+		c.repeatLast() // Connect has its own limit
 	case connDreqSent:
-		if !c.again() {
-			c.remove()
+		if !c.repeatLast() {
+			c.removeTraces()
 		}
 	}
 }
 
-// again repeats the last message. It returns false if no repetition is left.
-func (c *conn) again() bool {
+// repeatLast repeats the last message. It returns false if no repetition is left.
+func (c *cmConn) repeatLast() bool {
 	if c.tries == 0 {
 		return false
 	}
 	c.tries--
-	c.m.send(c.port, c.peer, c.last)
+	c.m.sendMessage(c.port, c.peer, c.last)
 	c.wait = min(2*c.wait, lastRepeat)
-	c.after(c.wait)
+	c.setTimer(c.wait)
 	return true
 }
 
-// remove removes every trace of the connection.
-func (c *conn) remove() {
-	c.m.known(c)
+// removeTraces removes every trace of the connection.
+func (c *cmConn) removeTraces() {
+	c.m.removeHandshake(c)
 	if c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil // it may have fired, and wait for the lock
@@ -304,35 +304,35 @@ func (c *conn) remove() {
 
 // notLive takes the connection from the list of those that carry data. What is left
 // answers late messages and has no use for the queue pair, whose queues are large.
-func (c *conn) notLive() {
+func (c *cmConn) notLive() {
 	c.q = nil
 	if c.m.byQPN[c.qpnKey()] == c {
 		delete(c.m.byQPN, c.qpnKey())
 	}
 }
 
-// linger ends the connection and keeps its state for a while. Late messages are
+// enterLinger ends the connection and keeps its state for a while. Late messages are
 // answered with last, unless it is nil.
-func (c *conn) linger(last mad) {
+func (c *cmConn) enterLinger(last mad) {
 	c.state, c.last = connTimeWait, last
 	c.notLive()
-	c.after(timeWait)
+	c.setTimer(timeWait)
 }
 
-// lose ends a connection for a reason that came from its peer.
-func (c *conn) lose(why gone) {
+// endByPeer ends a connection for a reason that came from its peer.
+func (c *cmConn) endByPeer(why endReason) {
 	q := c.q
-	c.linger(nil)
+	c.enterLinger(nil)
 	if q != nil && q.peerGone.CompareAndSwap(0, uint32(why)) {
 		q.cq.Submit(q)
 	}
 }
 
-// disconnect tells the peer that this end has disconnected. It does not before
+// sendDisconnect tells the peer that this end has disconnected. It does not before
 // the peer has shown that it has received the answer, because its address may
 // be forged. suspect is the path MTU if that may be the cause, else 0. Any
 // goroutine may call it.
-func (m *manager) disconnect(c *conn, suspect uint32) {
+func (m *connManager) sendDisconnect(c *cmConn, suspect uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c.suspect = suspect
@@ -346,18 +346,18 @@ func (m *manager) disconnect(c *conn, suspect uint32) {
 	}
 }
 
-func (c *conn) sayDREQ() {
+func (c *cmConn) sayDREQ() {
 	c.notLive()
 	c.state = connDreqSent
-	c.say(newDREQ(random64(), c.local, c.remote, c.remoteQPN))
-	c.repeat(firstRepeat, dreqRepeats)
+	c.sendKept(newDREQ(random64(), c.local, c.remote, c.remoteQPN))
+	c.scheduleRepeat(firstRepeat, dreqRepeats)
 }
 
-// establish hands the connection to the owner of q's completion queue. m.mu is
+// establishConn hands the connection to the owner of q's completion queue. m.mu is
 // held.
-func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
+func (m *connManager) establishConn(c *cmConn, q *qp, l *connAgreement, hold bool) error {
 	q.conn = c
-	q.begun(l)
+	q.initHalves(l)
 	q.req.hold = hold
 	if !q.Move(softverbs.Connecting, softverbs.Up) {
 		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
@@ -370,34 +370,34 @@ func (m *manager) establish(c *conn, q *qp, l *link, hold bool) error {
 
 // onREJ handles the refusal of a request or of an answer of this end. It also
 // handles the end of a request that the peer has given up.
-func (m *manager) onREJ(c *conn, peer netip.Addr, msg mad) drop {
+func (m *connManager) onREJ(c *cmConn, peer netip.Addr, msg mad) dropReason {
 	f := decodeREJ(msg)
 	if c == nil && f.reason == reasonTimeout && len(f.ari) >= 8 {
 		c = m.byPeer[peerKey{peer, be.Uint64(f.ari), msg.sender()}]
 	}
-	if c == nil || !c.believes(msg, &f) {
+	if c == nil || !c.matchesReject(msg, &f) {
 		return dropState
 	}
 	if msg.receiver() == c.local {
-		m.known(c)
+		m.removeHandshake(c)
 	}
 	switch c.state {
 	case connReqSent:
 		c.answer <- connResult{err: f.err()}
-		c.remove()
+		c.removeTraces()
 	case connReqReceived, connLeft:
-		c.linger(nil)
+		c.enterLinger(nil)
 	default:
-		c.lose(peerStale)
+		c.endByPeer(peerStale)
 	}
 	return dropNone
 }
 
-// believes reports whether a REJ fits the messages before it: it belongs to the
+// matchesReject reports whether a REJ fits the messages before it: it belongs to the
 // same exchange, comes from the same end and names a message that is still
 // unanswered. An established connection ends with a DREQ. A REJ ends it only if
 // the peer has lost its state, or may not have established it.
-func (c *conn) believes(msg mad, f *rejFields) bool {
+func (c *cmConn) matchesReject(msg mad, f *rejFields) bool {
 	if msg.tid() != c.tid {
 		return false
 	}
@@ -429,32 +429,32 @@ func (f *rejFields) err() error {
 	return fmt.Errorf("connection refused: %s", f.reason)
 }
 
-// probe asks the peer whether it still knows the connection: a peer that does
+// probePeer asks the peer whether it still knows the connection: a peer that does
 // ignores the RTU, one that was started again since then answers with a REJ. Only ends of
 // ours do. Any goroutine may call it.
-func (m *manager) probe(c *conn) {
+func (m *connManager) probePeer(c *cmConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	known := c.state == connEstablished || c.state == connRepSent && c.heard.Load()
 	if known && c.fixedID && !m.stopped {
-		m.send(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote))
+		m.sendMessage(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote))
 	}
 }
 
 // answerProbe refuses an RTU of an unknown connection. The answer is as long as the
 // RTU, and the peer takes it only with the ids and the transaction of the connection,
 // which the RTU has brought. m.mu is held.
-func (m *manager) answerProbe(p *port, peer netip.Addr, msg mad) {
+func (m *connManager) answerProbe(p *udpPort, peer netip.Addr, msg mad) {
 	no := rejFields{about: aboutREP, reason: reasonStale}
-	m.send(p, peer, no.encode(msg.tid(), msg.receiver(), msg.sender()))
+	m.sendMessage(p, peer, no.encode(msg.tid(), msg.receiver(), msg.sender()))
 }
 
 // onDREQ handles a request to disconnect. If the connection is unknown it is
 // answered, too, so that the peer stops repeating it.
-func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
+func (m *connManager) onDREQ(c *cmConn, p *udpPort, peer netip.Addr, msg mad) dropReason {
 	answer := newMAD(attrDREP, msg.tid(), msg.receiver(), msg.sender())
 	if c == nil {
-		m.send(p, peer, answer)
+		m.sendMessage(p, peer, answer)
 		return dropNone
 	}
 	if msg.sender() != c.remote || msg.dreqQPN() != c.localQPN {
@@ -462,38 +462,38 @@ func (m *manager) onDREQ(c *conn, p *port, peer netip.Addr, msg mad) drop {
 	}
 	switch c.state {
 	case connRepSent, connEstablished:
-		c.lose(peerLeft)
+		c.endByPeer(peerLeft)
 	case connDreqSent, connLeft:
-		c.answered()
-		c.linger(nil)
+		c.onPeerAnswer()
+		c.enterLinger(nil)
 	case connTimeWait:
 	default:
 		return dropState
 	}
-	c.say(answer)
+	c.sendKept(answer)
 	return dropNone
 }
 
-func (m *manager) onDREP(c *conn, msg mad) drop {
+func (m *connManager) onDREP(c *cmConn, msg mad) dropReason {
 	if c.state != connDreqSent || msg.sender() != c.remote || msg.tid() != c.last.tid() {
 		return dropState
 	}
-	c.answered()
-	c.linger(nil)
+	c.onPeerAnswer()
+	c.enterLinger(nil)
 	return dropNone
 }
 
-// answered records that the peer answers. So if the connection failed because
+// onPeerAnswer records that the peer answers. So if the connection failed because
 // packets of full size did not arrive, their size was the reason.
-func (c *conn) answered() {
+func (c *cmConn) onPeerAnswer() {
 	if c.suspect != 0 {
-		c.m.lost(c.peer, c.suspect)
+		c.m.onPacketsLost(c.peer, c.suspect)
 		c.suspect = 0
 	}
 }
 
-// stop ends all connections. The ports are closed.
-func (m *manager) stop() {
+// endAll ends all connections. The ports are closed.
+func (m *connManager) endAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stopped = true
@@ -501,6 +501,6 @@ func (m *manager) stop() {
 		if c.state == connReqSent && len(c.answer) == 0 {
 			c.answer <- connResult{err: verbs.ErrClosed}
 		}
-		c.remove()
+		c.removeTraces()
 	}
 }

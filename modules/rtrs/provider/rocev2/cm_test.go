@@ -57,7 +57,7 @@ func TestC016_RequestsThatCannotBeAreRefused(t *testing.T) {
 	tests := []struct {
 		name string
 		edit func(f *reqFields, m mad)
-		want reason
+		want rejectReason
 	}{
 		{"C-014 nobody listens at the port", func(f *reqFields, m mad) { m.body()[15]++ }, reasonInvalidService},
 		{"C-011 another port space", func(f *reqFields, m mad) { m.body()[13] = 0x11 }, reasonInvalidService},
@@ -290,7 +290,7 @@ func TestC020_DREQIsRepeatedUntilItIsAnswered(t *testing.T) {
 		t.Error("second DREQ differs")
 	}
 	c.say(newMAD(attrDREP, first.tid(), rawID, c.id))
-	c.taken(c.end, c.id, func(k *conn) bool { return k.state == connTimeWait })
+	c.taken(c.end, c.id, func(k *cmConn) bool { return k.state == connTimeWait })
 	if b := c.receive(2 * firstRepeat); b != nil {
 		t.Errorf("packet after the DREP: %x", b[:30])
 	}
@@ -298,7 +298,7 @@ func TestC020_DREQIsRepeatedUntilItIsAnswered(t *testing.T) {
 
 // taken waits until the device has handled the messages about a connection
 // and discards its earlier answers. The connection may be removed by then.
-func (r *raw) taken(e *end, id uint32, cond func(*conn) bool) {
+func (r *raw) taken(e *end, id uint32, cond func(*cmConn) bool) {
 	r.t.Helper()
 	m := &e.dev.cm
 	e.until("a message to be taken", func() bool {
@@ -319,7 +319,7 @@ func TestC023_ForgedMessagesAreIgnored(t *testing.T) {
 	forger.say((&rejFields{about: aboutREP, reason: reasonStale}).encode(1, rawID, c.id))
 	c.say(newDREQ(1, rawID, c.id, c.qpn+256)) // right address, wrong queue pair
 	c.say(newDREQ(1, rawID+1, c.id, c.qpn))   // wrong sender
-	dropped := func(why drop) uint64 { return c.end.dev.Stats().Dropped[why] - before.Dropped[why] }
+	dropped := func(why dropReason) uint64 { return c.end.dev.Stats().Dropped[why] - before.Dropped[why] }
 	c.end.until("four to be dropped", func() bool { return dropped(dropAddress) == 2 && dropped(dropState) == 2 })
 	forger.hearNothing()
 	c.hearNothing()
@@ -329,9 +329,9 @@ func TestC023_ForgedMessagesAreIgnored(t *testing.T) {
 }
 
 // lossy makes a device lose the first n messages of a kind.
-func lossy(d *Device, kind attribute, n int32) *atomic.Int32 {
+func lossy(d *Device, kind madAttribute, n int32) *atomic.Int32 {
 	var lost atomic.Int32
-	d.faults.Store(&faults{control: func(m mad) bool {
+	d.faults.Store(&testFaults{control: func(m mad) bool {
 		return m.attribute() != kind || lost.Add(1) > n
 	}})
 	return &lost
@@ -340,7 +340,7 @@ func lossy(d *Device, kind attribute, n int32) *atomic.Int32 {
 func TestC017_LostMessagesAreMadeUpFor(t *testing.T) {
 	tests := []struct {
 		name   string
-		kind   attribute
+		kind   madAttribute
 		active bool // it is the active side that does not get it
 		n      int32
 	}{
@@ -389,7 +389,7 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 	withdrawn := func() bool {
 		s.dev.cm.mu.Lock()
 		defer s.dev.cm.mu.Unlock()
-		return !slices.ContainsFunc(s.dev.cm.crowd.All(), func(c *conn) bool { return c.state == connReqReceived })
+		return !slices.ContainsFunc(s.dev.cm.handshakes.All(), func(c *cmConn) bool { return c.state == connReqReceived })
 	}
 	s.until("the request to be withdrawn", withdrawn)
 	if err := req.Accept(s.qp, nil); !errors.Is(err, verbs.ErrClosed) {
@@ -401,12 +401,12 @@ func TestC021_GivenUpRequestIsWithdrawn(t *testing.T) {
 func TestC021_ForgottenRequestIsNotRepeated(t *testing.T) {
 	c := newEnd(t, Config{}, addrA)
 	m := &c.dev.cm
-	req := m.ask(c.dev.ports[addrA], c.qp, target{dst: addrRaw, service: servicePortSpace | 1234}, maxMTUCode)
+	req := m.sendRequest(c.dev.ports[addrA], c.qp, connTarget{dst: addrRaw, service: servicePortSpace | 1234}, maxMTUCode)
 	m.mu.Lock()
 	before := req.tries
-	req.after(0)
+	req.setTimer(0)
 	time.Sleep(10 * time.Millisecond) // it waits for its turn
-	req.remove()
+	req.removeTraces()
 	m.mu.Unlock()
 	time.Sleep(10 * time.Millisecond)
 	m.mu.Lock()
@@ -473,7 +473,7 @@ func TestC013_ActiveSideOffersWhatItsInterfaceCarries(t *testing.T) {
 func TestC015_PatienceIsGivenWhereItIsAskedFor(t *testing.T) {
 	r, e, req, done := active(t, Config{})
 	r.say(newMRA(req.tid(), rawID, req.sender(), 20))
-	r.taken(e, req.sender(), func(k *conn) bool { return k.remote == rawID })
+	r.taken(e, req.sender(), func(k *cmConn) bool { return k.remote == rawID })
 	if b := r.receive(3 * firstRepeat); b != nil {
 		t.Errorf("asked again in spite of the MRA: %x", b[:30])
 	}

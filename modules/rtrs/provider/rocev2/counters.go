@@ -16,7 +16,7 @@ func (d *Device) Counters() []verbs.Counter {
 		{Name: "refused_handshakes", Reason: "gave way", Value: s.Displaced},
 	}
 	for i, n := range s.Dropped {
-		if drop(i) != dropNone {
+		if dropReason(i) != dropNone {
 			out = append(out, verbs.Counter{Name: "dropped_packets", Reason: DropReason(i), Value: n})
 		}
 	}

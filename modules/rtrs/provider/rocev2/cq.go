@@ -16,7 +16,7 @@ import (
 //
 //	Poll        requests of other goroutines
 //	transmit    requester.go, responder.go, outbox.go: packets that can be sent
-//	receive     ahead.go, inbox.go: packets from the sockets
+//	receive     prediction.go, inbox.go: packets from the sockets
 //	deliver     find the connection of a packet, and whether it is genuine
 //	due         deadlines
 //	serve       completions of the connections with something to do
@@ -35,30 +35,30 @@ const (
 	maxEvents = 16
 )
 
-// cq implements verbs.CQ. Completions of receives are made packet by packet while
+// compQueue implements verbs.CQ. Completions of receives are made packet by packet while
 // Poll has room for them; those of sends come from the queues of the connections.
-type cq struct {
+type compQueue struct {
 	softverbs.CQ[*qp]
 	dev   *Device
-	slot  *slot
-	stats *counters
+	slot  *cqSlot
+	stats *queueCounters
 
 	clock    int64 // of this Poll
 	late     int   // Polls since a deadline has passed
-	outs     []*outbox
-	stage    stage
-	injected []inbound // tests only
-	port     int       // in outs, to receive from next
-	drained  bool      // this Poll has taken all packets
-	table    []*qp     // attached connections, by number modulo its size
-	onePeer  bool      // all connections are to the same address
-	writing  *qp       // the connection with the last packet of a long WRITE; nil: none
-	numbers  numbers
+	outs     []*sendBatch
+	stage    receiveStage
+	injected []receivedPacket // tests only
+	port     int              // in outs, to receive from next
+	drained  bool             // this Poll has taken all packets
+	table    []*qp            // attached connections, by number modulo its size
+	onePeer  bool             // all connections are to the same address
+	writing  *qp              // the connection with the last packet of a long WRITE; nil: none
+	numbers  qpNumbers
 }
 
 // CreateCQ makes a completion queue. depth is not used.
 func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
-	c := &cq{dev: d, stats: &counters{}, table: make([]*qp, queuesPerCQ)}
+	c := &compQueue{dev: d, stats: &queueCounters{}, table: make([]*qp, queuesPerCQ)}
 	c.stage = newStage(c.stats)
 	c.numbers.init()
 	c.Init()
@@ -74,69 +74,69 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 }
 
 // Poll implements verbs.CQ.
-func (c *cq) Poll(wcs []verbs.WC) int {
+func (c *compQueue) Poll(wcs []verbs.WC) int {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
 	c.clock = c.Now()
 	if c.Asked() {
-		c.control()
+		c.runControl()
 	}
-	c.transmit()
-	n := c.receive(wcs)
-	if c.due() {
+	c.transmitActive()
+	n := c.receivePackets(wcs)
+	if c.wakeupDue() {
 		c.Expire(c.clock)
 	}
-	c.transmit()
-	return n + c.serve(wcs[n:])
+	c.transmitActive()
+	return n + c.serveActive(wcs[n:])
 }
 
 // Flush implements verbs.CQ.
-func (c *cq) Flush() {
+func (c *compQueue) Flush() {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
-	c.flush()
+	c.flushDead()
 }
 
-func (c *cq) flush() {
+func (c *compQueue) flushDead() {
 	c.clock = c.Now()
 	if c.Asked() {
-		c.control()
+		c.runControl()
 	}
-	c.transmit()
+	c.transmitActive()
 }
 
-// transmit sends the packets of the connections with something to send.
-func (c *cq) transmit() {
+// transmitActive sends the packets of the connections with something to send.
+func (c *compQueue) transmitActive() {
 	for _, o := range c.outs {
 		if o.blocked {
-			o.flush()
+			o.flushPackets()
 		}
 	}
 	for _, q := range c.All() {
-		if q.wants() {
+		if q.hasWork() {
 			q.transmit()
 		}
 	}
 	c.flushOuts()
 }
 
-func (c *cq) flushOuts() {
+func (c *compQueue) flushOuts() {
 	for _, o := range c.outs {
-		if o.flush(); o.blocked {
+		if o.flushPackets(); o.blocked {
 			c.WakeBy(c.clock + blockedWait)
 		}
 	}
 }
 
-// receive takes packets from the sockets while there is room for completions,
+// receivePackets takes packets from the sockets while there is room for completions,
 // and returns the number of these.
-func (c *cq) receive(wcs []verbs.WC) (n int) {
+func (c *compQueue) receivePackets(wcs []verbs.WC) (n int) {
 	silent := 0 // ports in a row without a packet
 	for budget := fetches; n < len(wcs); {
 		if len(c.injected) > 0 {
 			p := c.injected[0]
 			c.injected = c.injected[1:]
-			n += c.packet(&p, &wcs[n])
+			n += c.deliverCounted(&p, &wcs[n])
 			continue
 		}
 		if !c.stage.empty() {
@@ -144,20 +144,20 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 			if h != nil && h.inject != nil {
 				c.stage.placeRest()
 			}
-			p := c.stage.next()
+			p := c.stage.nextPacket()
 			if h != nil && h.inject != nil {
 				c.injected = append(c.injected, h.inject(p)...)
 				continue
 			}
-			n += c.packet(&p, &wcs[n])
+			n += c.deliverCounted(&p, &wcs[n])
 			continue
 		}
 		if silent == len(c.outs) || budget <= 0 {
 			break
 		}
 		c.port = (c.port + 1) % len(c.outs)
-		c.predict(c.outs[c.port])
-		if got := c.stage.fill(c.outs[c.port]); got > 0 {
+		c.predictNext(c.outs[c.port])
+		if got := c.stage.fillFrom(c.outs[c.port]); got > 0 {
 			silent = 0
 			budget -= got
 		} else {
@@ -168,20 +168,20 @@ func (c *cq) receive(wcs []verbs.WC) (n int) {
 	return n
 }
 
-// packet delivers a packet and counts why it was dropped. It returns the number
+// deliverCounted delivers a packet and counts why it was dropped. It returns the number
 // of completions.
-func (c *cq) packet(p *inbound, wc *verbs.WC) int {
+func (c *compQueue) deliverCounted(p *receivedPacket, wc *verbs.WC) int {
 	c.stats.received.Add(1)
-	n, why := c.deliver(p, wc)
+	n, why := c.deliverPacket(p, wc)
 	if why != dropNone {
 		c.stats.dropped[why].Add(1)
 	}
 	return n
 }
 
-// deliver checks a packet and gives it to its connection. It returns the number
+// deliverPacket checks a packet and gives it to its connection. It returns the number
 // of completions, and the reason if the packet was dropped.
-func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
+func (c *compQueue) deliverPacket(p *receivedPacket, wc *verbs.WC) (int, dropReason) {
 	b := bth(p.b)
 	if len(b) < bthLen+icrcLen || len(b) > maxPacket {
 		return 0, dropLength
@@ -193,10 +193,10 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 	if len(b) < shape.size+b.pad()+icrcLen {
 		return 0, dropLength
 	}
-	q := c.find(b.qpn())
+	q := c.findQP(b.qpn())
 	switch {
 	case q == nil:
-		c.misdelivered(p)
+		c.onUnknownQueue(p)
 		return 0, dropQPN
 	case !verbs.SamePartition(b.pkey(), q.pkey):
 		return 0, dropPKey
@@ -204,13 +204,13 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 		return 0, dropAddress
 	}
 	q.fromPeer.setSourcePort(p.sport)
-	if !q.fromPeer.check(b, p.place, p.id) {
+	if !q.fromPeer.checkPacket(b, p.place, p.id) {
 		return 0, dropICRC
 	}
 	if q.End.State != softverbs.EndNone {
 		return 0, dropState
 	}
-	q.hear()
+	q.notePeerAlive()
 	payload := p.place
 	if payload == nil {
 		payload = b[shape.size : len(b)-icrcLen-b.pad()]
@@ -224,9 +224,9 @@ func (c *cq) deliver(p *inbound, wc *verbs.WC) (int, drop) {
 	return q.onRequest(b, shape, payload, wc), dropNone
 }
 
-// find returns the attached connection with a queue pair number, or nil. It
+// findQP returns the attached connection with a queue pair number, or nil. It
 // attaches connections that wait for that first.
-func (c *cq) find(qpn uint32) *qp {
+func (c *compQueue) findQP(qpn uint32) *qp {
 	for range 2 {
 		if q := c.table[qpn>>slotBits%queuesPerCQ]; q != nil && q.qpn == qpn {
 			return q
@@ -234,23 +234,23 @@ func (c *cq) find(qpn uint32) *qp {
 		if !c.Asked() {
 			break
 		}
-		c.control()
+		c.runControl()
 	}
 	return nil
 }
 
-// misdelivered handles a packet for an unknown queue pair: the kernel may have
+// onUnknownQueue handles a packet for an unknown queue pair: the kernel may have
 // merged it with a packet for this queue.
-func (c *cq) misdelivered(p *inbound) {
+func (c *compQueue) onUnknownQueue(p *receivedPacket) {
 	if s := bth(p.b).qpn() & (1<<slotBits - 1); p.id > 0 && s != c.slot.index {
 		p.out.port.stopMerging()
 	}
 }
 
-// serve calls progress of the connections with something to do and returns the
+// serveActive calls progress of the connections with something to do and returns the
 // number of completions. If wcs is full, those that were not reached come first
 // the next time.
-func (c *cq) serve(wcs []verbs.WC) int {
+func (c *compQueue) serveActive(wcs []verbs.WC) int {
 	n := 0
 	for n < len(wcs) && c.More() {
 		q := c.Next()
@@ -262,13 +262,13 @@ func (c *cq) serve(wcs []verbs.WC) int {
 }
 
 // activate adds q to the connections with something to do.
-func (c *cq) activate(q *qp) { c.Add(q, &q.Listed) }
+func (c *compQueue) activate(q *qp) { c.Add(q, &q.Listed) }
 
 // Arm implements verbs.CQ.
-func (c *cq) Arm() bool {
+func (c *compQueue) Arm() bool {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
-	c.flush()
+	c.flushDead()
 	if !c.stage.empty() || len(c.injected) > 0 {
 		return false
 	}
@@ -280,10 +280,10 @@ func (c *cq) Arm() bool {
 	return len(c.Events()) == 0 && c.SetAlarm()
 }
 
-// due reports whether connections have to be told that their deadline has
+// wakeupDue reports whether connections have to be told that their deadline has
 // passed: once all packets that have arrived were taken, since the one that they
 // wait for may be among them, or else after some Polls.
-func (c *cq) due() bool {
+func (c *compQueue) wakeupDue() bool {
 	if !c.Due(c.clock) {
 		return false
 	}
@@ -298,7 +298,7 @@ func (c *cq) due() bool {
 func (q *qp) setDeadline(t int64) { q.cq.SetDeadline(&q.QP, t) }
 
 // addPort gives c the socket of its slot at a port. Device.mu is held.
-func (c *cq) addPort(p *port) {
+func (c *compQueue) addPort(p *udpPort) {
 	o := newOutbox(p, p.socks[c.slot.index], c.stats)
 	c.Call(func() {
 		if err := c.Watch(o.fd, len(c.outs), unix.EPOLLIN); err != nil {
@@ -308,21 +308,21 @@ func (c *cq) addPort(p *port) {
 	})
 }
 
-// control handles the requests of other goroutines.
-func (c *cq) control() {
+// runControl handles the requests of other goroutines.
+func (c *compQueue) runControl() {
 	for _, q := range c.Take() {
 		if !q.Attached && q.Is(softverbs.Up) {
-			c.attach(q)
+			c.attachConn(q)
 		}
 		if q.Attached {
-			q.asked()
+			q.runControl()
 		}
 	}
 }
 
-// attach begins to serve a connection that is established, or that waits for the
+// attachConn begins to serve a connection that is established, or that waits for the
 // first packet of its peer.
-func (c *cq) attach(q *qp) {
+func (c *compQueue) attachConn(q *qp) {
 	for _, o := range c.outs {
 		if o.port == q.conn.port {
 			q.out = o
@@ -330,13 +330,13 @@ func (c *cq) attach(q *qp) {
 	}
 	c.table[q.qpn>>slotBits%queuesPerCQ] = q
 	c.Attach(q, c)
-	c.survey()
+	c.updateOnePeer()
 	c.activate(q)
 	c.dev.cfg.Logger.Info("rocev2 connection up", "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn, "path_mtu", q.mtu)
 }
 
-// detach removes a connection that has ended.
-func (c *cq) detach(q *qp) {
+// detachConn removes a connection that has ended.
+func (c *compQueue) detachConn(q *qp) {
 	if !q.Attached {
 		return
 	}
@@ -348,22 +348,22 @@ func (c *cq) detach(q *qp) {
 		c.stage.placeRest() // Region.Close does not wait for this queue from here on
 	}
 	c.Detach(q, c)
-	c.survey()
+	c.updateOnePeer()
 	c.giveNumber(q)
 }
 
-// numbers are the queue pair numbers of a completion queue. The low byte is the
+// qpNumbers are the queue pair numbers of a completion queue. The low byte is the
 // slot; above it is a count, so that a number is not used again soon.
-type numbers struct {
+type qpNumbers struct {
 	mu   sync.Mutex
 	used []bool // by table index
 	last uint32
 }
 
-func (n *numbers) init() { n.used, n.last = make([]bool, queuesPerCQ), rand.Uint32() }
+func (n *qpNumbers) init() { n.used, n.last = make([]bool, queuesPerCQ), rand.Uint32() }
 
 // takeNumber returns the number of a new queue pair.
-func (c *cq) takeNumber() (uint32, error) {
+func (c *compQueue) takeNumber() (uint32, error) {
 	if c.Closed() {
 		return 0, verbs.ErrClosed
 	}
@@ -381,7 +381,7 @@ func (c *cq) takeNumber() (uint32, error) {
 }
 
 // giveNumber frees the number of q, once.
-func (c *cq) giveNumber(q *qp) {
+func (c *compQueue) giveNumber(q *qp) {
 	if !q.numberGiven.Swap(true) {
 		c.numbers.mu.Lock()
 		defer c.numbers.mu.Unlock()
@@ -390,10 +390,10 @@ func (c *cq) giveNumber(q *qp) {
 }
 
 // Close implements verbs.CQ.
-func (c *cq) Close() error {
+func (c *compQueue) Close() error {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
-	c.control()
+	c.runControl()
 	if err := c.CQ.Close(); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func damage(rnd *rand.Rand, b []byte) bool {
 }
 
 // acceptedDamage returns how many of n damaged packets of p pass its check.
-func acceptedDamage(p pseudo, n int) (accepted int) {
+func acceptedDamage(p crcPrefix, n int) (accepted int) {
 	rnd := rand.New(rand.NewPCG(1, 56))
 	packet := make([]byte, 300)
 	for i := range packet {
@@ -49,11 +49,11 @@ func acceptedDamage(p pseudo, n int) (accepted int) {
 	for tried := 0; tried < n; {
 		segment := uint16(rnd.IntN(maxSegments))
 		packet[4] = 0
-		p.seal(packet, segment)
+		p.sealPacket(packet, segment)
 		copy(b, packet)
 		if damage(rnd, b) {
 			tried++
-			if p.check(b, nil, segment) {
+			if p.checkPacket(b, nil, segment) {
 				accepted++
 			}
 		}
@@ -64,7 +64,7 @@ func acceptedDamage(p pseudo, n int) (accepted int) {
 func TestC056_NoDamagedPacketPassesWithAKnownIdentification(t *testing.T) {
 	fixed := newPseudo(addrA, addrB, roceUDPPort)
 	fixed.fixedID = true
-	for name, p := range map[string]pseudo{"IPv4": fixed, "IPv6": newPseudo(addr6, addr6, roceUDPPort)} {
+	for name, p := range map[string]crcPrefix{"IPv4": fixed, "IPv6": newPseudo(addr6, addr6, roceUDPPort)} {
 		n := damagedPackets()
 		if got := acceptedDamage(p, n); got != 0 {
 			t.Errorf("%s: %d of %d damaged packets passed", name, got, n)
@@ -89,9 +89,9 @@ func TestC056_FixedIdentificationIsThatOfEverySegment(t *testing.T) {
 	p := newPseudo(addrA, addrB, roceUDPPort)
 	p.fixedID = true
 	b := make([]byte, 300)
-	p.seal(b, 7)
+	p.sealPacket(b, 7)
 	for _, id := range []uint16{0, 7, 63, 0xffff} {
-		if !p.check(bytes.Clone(b), nil, id) {
+		if !p.checkPacket(bytes.Clone(b), nil, id) {
 			t.Errorf("a packet is refused as segment %d", id)
 		}
 	}

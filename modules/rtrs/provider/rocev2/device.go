@@ -79,30 +79,30 @@ func (c Config) withDefaults() Config {
 type Device struct {
 	cfg   Config
 	keys  softverbs.KeyTable
-	stats softverbs.Totals[*counters, Stats] // of the connection manager and the completion queues
-	cm    manager
+	stats softverbs.Totals[*queueCounters, Stats] // of the connection manager and the completion queues
+	cm    connManager
 
 	mu     sync.Mutex // taken before cq.mu; never together with cm.mu
-	ports  map[netip.Addr]*port
-	slots  []*slot            // from index 1; 0 is the connection manager's
-	ud     *slot              // of the UD queue pairs, nil before the first one
-	agents map[*port]*udAgent // of the ports with UD queue pairs
-	users  int                // the open device and its completion queues
+	ports  map[netip.Addr]*udpPort
+	slots  []*cqSlot             // from index 1; 0 is the connection manager's
+	ud     *cqSlot               // of the UD queue pairs, nil before the first one
+	agents map[*udpPort]*udAgent // of the ports with UD queue pairs
+	users  int                   // the open device and its completion queues
 	closed bool
 
-	faults atomic.Pointer[faults] // tests only
+	faults atomic.Pointer[testFaults] // tests only
 }
 
-// faults change the network for tests.
-type faults struct {
-	inject  func(inbound) []inbound // arrives in place of a data packet
-	control func(mad) bool          // whether a message of the connection manager arrives
+// testFaults change the network for tests.
+type testFaults struct {
+	inject  func(receivedPacket) []receivedPacket // arrives in place of a data packet
+	control func(mad) bool                        // whether a message of the connection manager arrives
 }
 
-// slot is the position of a completion queue in the socket group of every port.
-type slot struct {
+// cqSlot is the position of a completion queue in the socket group of every port.
+type cqSlot struct {
 	index uint32
-	cq    *cq // nil: free; guarded by Device.mu. That of Device.ud has none
+	cq    *compQueue // nil: free; guarded by Device.mu. That of Device.ud has none
 }
 
 var _ verbs.Device = (*Device)(nil)
@@ -117,7 +117,7 @@ func Open(cfg Config) (verbs.Device, error) {
 	if cfg.MaxHandshakes < 1 || cfg.MaxHandshakesPerAddress < 1 {
 		return nil, fmt.Errorf("open rocev2 device %s: %d handshakes, %d of an address: at least 1", cfg.Name, cfg.MaxHandshakes, cfg.MaxHandshakesPerAddress)
 	}
-	d := &Device{cfg: cfg, ports: map[netip.Addr]*port{}, agents: map[*port]*udAgent{}, slots: []*slot{nil}, users: 1}
+	d := &Device{cfg: cfg, ports: map[netip.Addr]*udpPort{}, agents: map[*udpPort]*udAgent{}, slots: []*cqSlot{nil}, users: 1}
 	d.stats.Open(&d.cm.stats)
 	d.keys.Init()
 	d.cm.init(d, rand.Uint64())
@@ -138,7 +138,7 @@ func (d *Device) Info() verbs.Info {
 }
 
 // portAt returns the port of a local address, opened if it is not yet.
-func (d *Device) portAt(addr netip.Addr) (*port, error) {
+func (d *Device) portAt(addr netip.Addr) (*udpPort, error) {
 	addr = addr.Unmap()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,7 +149,7 @@ func (d *Device) portAt(addr netip.Addr) (*port, error) {
 		return nil, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, addr, verbs.ErrClosed)
 	}
 	if len(d.slots) == 1 { // a filter needs a group
-		d.slots = append(d.slots, &slot{index: 1})
+		d.slots = append(d.slots, &cqSlot{index: 1})
 	}
 	p, err := d.openPort(addr, len(d.slots)-1)
 	if err != nil {
@@ -166,7 +166,7 @@ func (d *Device) portAt(addr netip.Addr) (*port, error) {
 }
 
 // takeSlot gives c a slot and its sockets.
-func (d *Device) takeSlot(c *cq) error {
+func (d *Device) takeSlot(c *compQueue) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -180,7 +180,7 @@ func (d *Device) takeSlot(c *cq) error {
 		if err := d.growPorts(); err != nil {
 			return err
 		}
-		s = &slot{index: uint32(len(d.slots))}
+		s = &cqSlot{index: uint32(len(d.slots))}
 		d.slots = append(d.slots, s)
 	}
 	s.cq, c.slot = c, s
@@ -192,7 +192,7 @@ func (d *Device) takeSlot(c *cq) error {
 	return nil
 }
 
-func (d *Device) freeSlot() *slot {
+func (d *Device) freeSlot() *cqSlot {
 	for _, s := range d.slots[1:] {
 		if s.cq == nil && s != d.ud {
 			return s
@@ -203,11 +203,11 @@ func (d *Device) freeSlot() *slot {
 
 // growPorts opens a socket for one more slot at every port, or at none.
 func (d *Device) growPorts() error {
-	var grown []*port
+	var grown []*udpPort
 	for _, p := range d.ports {
-		if err := p.grow(); err != nil {
+		if err := p.addSocket(); err != nil {
 			for _, g := range grown {
-				g.shrink()
+				g.closeLast()
 			}
 			return err
 		}
@@ -217,20 +217,20 @@ func (d *Device) growPorts() error {
 }
 
 // giveSlot frees the slot of c.
-func (d *Device) giveSlot(c *cq) {
+func (d *Device) giveSlot(c *compQueue) {
 	d.mu.Lock()
 	c.slot.cq = nil
 	d.mu.Unlock()
 	d.stats.Close(c.stats)
-	d.release()
+	d.removeUser()
 }
 
-// release removes a user. The last one closes the ports.
-func (d *Device) release() {
+// removeUser removes a user. The last one closes the ports.
+func (d *Device) removeUser() {
 	d.mu.Lock()
 	d.users--
 	last := d.users == 0
-	var ports []*port
+	var ports []*udpPort
 	if last {
 		for a, p := range d.ports {
 			p.close()
@@ -242,7 +242,7 @@ func (d *Device) release() {
 	if !last {
 		return
 	}
-	d.cm.stop()
+	d.cm.endAll()
 	for _, p := range ports {
 		<-p.done // the address is free now
 	}
@@ -268,7 +268,7 @@ func (d *Device) Close() error {
 		return nil
 	}
 	d.cm.closeListeners()
-	d.release()
+	d.removeUser()
 	return nil
 }
 
@@ -291,30 +291,30 @@ type Stats struct {
 	Dropped         [Reasons]uint64
 }
 
-// counters are those of one completion queue. Its owner alone writes them. They
+// queueCounters are those of one completion queue. Its owner alone writes them. They
 // fill cache lines of their own, so that owners do not slow each other down.
-type counters struct {
+type queueCounters struct {
 	_                                                          [64]byte
 	sent, received, placed, resent, timeouts, seqNAKs, rnrNAKs atomic.Uint64
 	dropped                                                    [Reasons]atomic.Uint64
 	_                                                          [64]byte
 }
 
-// drop is a reason to drop a packet; see Stats.Dropped and DropReason.
-type drop uint8
+// dropReason is a reason to drop a packet; see Stats.Dropped and DropReason.
+type dropReason uint8
 
 const (
-	dropNone    drop = iota
-	dropLength       // shorter or longer than its headers say
-	dropHeader       // version or opcode
-	dropPKey         // wrong partition
-	dropKey          // wrong Q_Key of a datagram
-	dropQPN          // no such queue pair
-	dropAddress      // not from the connection's peer
-	dropICRC         // bytes were changed
-	dropGhost        // answers nothing that is outstanding
-	dropMAD          // no message of the connection manager, or makes no sense
-	dropState        // the connection does not take it now
+	dropNone    dropReason = iota
+	dropLength             // shorter or longer than its headers say
+	dropHeader             // version or opcode
+	dropPKey               // wrong partition
+	dropKey                // wrong Q_Key of a datagram
+	dropQPN                // no such queue pair
+	dropAddress            // not from the connection's peer
+	dropICRC               // bytes were changed
+	dropGhost              // answers nothing that is outstanding
+	dropMAD                // no message of the connection manager, or makes no sense
+	dropState              // the connection does not take it now
 	// Reasons is the number of reasons.
 	Reasons = iota
 )
@@ -332,7 +332,7 @@ func (d *Device) Stats() Stats {
 }
 
 // AddTo adds c to s.
-func (c *counters) AddTo(s *Stats) {
+func (c *queueCounters) AddTo(s *Stats) {
 	s.SentPackets += c.sent.Load()
 	s.ReceivedPackets += c.received.Load()
 	s.PlacedCopyBytes += c.placed.Load()

@@ -39,7 +39,7 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	if err := q.Begin(p.Private, reqPrivateLen-ipHeaderLen); err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", p.Dst, err)
 	}
-	private, err := d.connect(ctx, q, target{
+	private, err := d.connectTo(ctx, q, connTarget{
 		src: p.Src.Unmap(), dst: p.Dst.Addr().Unmap(), service: servicePortSpace | uint64(p.Dst.Port()), pkey: verbs.DefaultPKey, private: p.Private})
 	if err != nil {
 		if q.Move(softverbs.Connecting, softverbs.Down) {
@@ -50,19 +50,19 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, p verbs.ConnectParams)
 	return private, nil
 }
 
-// target describes a connection to be made.
-type target struct {
+// connTarget describes a connection to be made.
+type connTarget struct {
 	src, dst netip.Addr
 	service  uint64
 	pkey     uint16
 	private  []byte
 }
 
-func (d *Device) connect(ctx context.Context, q *qp, to target) ([]byte, error) {
+func (d *Device) connectTo(ctx context.Context, q *qp, to connTarget) ([]byte, error) {
 	src, dst := to.src, to.dst
 	if !src.IsValid() || src.IsUnspecified() {
 		var err error
-		if src, err = d.source(dst); err != nil {
+		if src, err = d.localAddr(dst); err != nil {
 			return nil, err
 		}
 	}
@@ -80,8 +80,8 @@ func (d *Device) connect(ctx context.Context, q *qp, to target) ([]byte, error) 
 		mtu = mtuCode(n)
 	}
 	for {
-		c := d.cm.ask(at, q, to, mtu)
-		private, err := d.cm.wait(ctx, c)
+		c := d.cm.sendRequest(at, q, to, mtu)
+		private, err := d.cm.awaitAnswer(ctx, c)
 		var less *mtuError
 		if !errors.As(err, &less) || less.code >= decodeREQ(c.last).mtu {
 			return private, err
@@ -97,8 +97,8 @@ func (e *mtuError) Error() string {
 	return fmt.Sprintf("connection refused: %s, which takes %d", reasonInvalidMTU, mtuBytes(e.code))
 }
 
-// wait returns the answer to a request.
-func (m *manager) wait(ctx context.Context, c *conn) ([]byte, error) {
+// awaitAnswer returns the answer to a request.
+func (m *connManager) awaitAnswer(ctx context.Context, c *cmConn) ([]byte, error) {
 	select {
 	case r := <-c.answer:
 		return r.private, r.err
@@ -111,9 +111,9 @@ func (m *manager) wait(ctx context.Context, c *conn) ([]byte, error) {
 	return r.private, r.err
 }
 
-// source returns the local address for dst: the one that the system chooses,
+// localAddr returns the local address for dst: the one that the system chooses,
 // unless Config.Addrs names others.
-func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
+func (d *Device) localAddr(dst netip.Addr) (netip.Addr, error) {
 	src, err := sourceFor(dst)
 	if err != nil {
 		return src, err
@@ -131,8 +131,8 @@ func (d *Device) source(dst netip.Addr) (netip.Addr, error) {
 	return src, nil
 }
 
-// ask sends a request for a path MTU of at most the code mtu.
-func (m *manager) ask(p *port, q *qp, to target, mtu uint8) *conn {
+// sendRequest sends a request for a path MTU of at most the code mtu.
+func (m *connManager) sendRequest(p *udpPort, q *qp, to connTarget, mtu uint8) *cmConn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.newConn(p, to.dst, connReqSent)
@@ -148,31 +148,31 @@ func (m *manager) ask(p *port, q *qp, to target, mtu uint8) *conn {
 		c.answer <- connResult{err: verbs.ErrClosed}
 		return c
 	}
-	c.say(f.encode(c.tid))
-	c.repeat(firstRepeat, cmRetries)
+	c.sendKept(f.encode(c.tid))
+	c.scheduleRepeat(firstRepeat, cmRetries)
 	return c
 }
 
 // giveUp withdraws a request. It returns false if the answer has come.
-func (m *manager) giveUp(c *conn) bool {
+func (m *connManager) giveUp(c *cmConn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c.state != connReqSent || len(c.answer) > 0 {
 		return false
 	}
 	r := rejFields{about: aboutOther, reason: reasonTimeout, ari: be.AppendUint64(nil, m.guid)}
-	m.send(c.port, c.peer, r.encode(c.tid, c.local, c.remote))
-	c.remove()
+	m.sendMessage(c.port, c.peer, r.encode(c.tid, c.local, c.remote))
+	c.removeTraces()
 	return true
 }
 
 // onREP handles the answer to a request of this end.
-func (m *manager) onREP(c *conn, msg mad, fixedID bool) drop {
+func (m *connManager) onREP(c *cmConn, msg mad, fixedID bool) dropReason {
 	if msg.tid() != c.tid {
 		return dropState
 	}
 	if c.state == connEstablished && msg.sender() == c.remote && c.answer != nil {
-		m.send(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote)) // our RTU was lost
+		m.sendMessage(c.port, c.peer, newMAD(attrRTU, c.tid, c.local, c.remote)) // our RTU was lost
 		return dropNone
 	}
 	if c.state != connReqSent {
@@ -180,35 +180,35 @@ func (m *manager) onREP(c *conn, msg mad, fixedID bool) drop {
 	}
 	f := decodeREP(msg)
 	c.remote, c.guid, c.remoteQPN, c.fixedID = msg.sender(), f.guid, f.qpn, fixedID
-	if err := m.accepted(c, &f); err != nil {
+	if err := m.onAccepted(c, &f); err != nil {
 		c.answer <- connResult{err: err}
-		c.remove()
+		c.removeTraces()
 		return dropNone
 	}
 	c.answer <- connResult{private: append([]byte(nil), f.private...)}
 	return dropNone
 }
 
-// accepted establishes the connection that a REP offers.
-func (m *manager) accepted(c *conn, f *repFields) error {
+// onAccepted establishes the connection that a REP offers.
+func (m *connManager) onAccepted(c *cmConn, f *repFields) error {
 	sent := decodeREQ(c.last)
 	if !validQPN(f.qpn) || m.byQPN[c.qpnKey()] != nil {
-		m.send(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonStale}).encode(c.tid, c.local, c.remote))
+		m.sendMessage(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonStale}).encode(c.tid, c.local, c.remote))
 		return fmt.Errorf("peer answers with queue pair %#x, which is in use", f.qpn)
 	}
-	l := &link{
+	l := &connAgreement{
 		port: c.port, peer: c.peer, peerQPN: f.qpn, pkey: sent.pkey, mtu: sent.mtu, sendPSN: f.psn, recvPSN: sent.psn,
 		local:  netip.AddrPortFrom(c.port.addr, sent.sourcePort),
 		remote: netip.AddrPortFrom(c.peer, portOf(sent.service)),
 		ird:    m.dev.cfg.IRD, ord: min(m.dev.cfg.ORD, int(f.respRes)),
 	}
-	if err := m.establish(c, c.q, l, false); err != nil {
-		m.send(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
+	if err := m.establishConn(c, c.q, l, false); err != nil {
+		m.sendMessage(c.port, c.peer, (&rejFields{about: aboutREP, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
 		return err
 	}
 	c.state = connEstablished
-	c.say(newMAD(attrRTU, c.tid, c.local, c.remote))
-	c.repeat(rtuRepeat, rtuRepeats)
+	c.sendKept(newMAD(attrRTU, c.tid, c.local, c.remote))
+	c.scheduleRepeat(rtuRepeat, rtuRepeats)
 	return nil
 }
 
@@ -216,11 +216,11 @@ func (m *manager) accepted(c *conn, f *repFields) error {
 func validQPN(qpn uint32) bool { return qpn > cmQPN && qpn != qpnMask }
 
 // onMRA handles a message that asks for more time.
-func (m *manager) onMRA(c *conn, msg mad) drop {
-	if c.state != connReqSent || msg.tid() != c.tid || msg.about() != aboutREQ {
+func (m *connManager) onMRA(c *cmConn, msg mad) dropReason {
+	if c.state != connReqSent || msg.tid() != c.tid || msg.rejectedMessage() != aboutREQ {
 		return dropState
 	}
 	c.remote = msg.sender()
-	c.after(min(time.Duration(4096)<<msg.mraTimeout(), maxMRA))
+	c.setTimer(min(time.Duration(4096)<<msg.mraTimeout(), maxMRA))
 	return dropNone
 }

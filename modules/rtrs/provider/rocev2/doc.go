@@ -24,7 +24,7 @@
 // The files in the order a packet meets them: internal/softverbs (queues),
 // requester.go (work requests become packets; acknowledgements, repetition),
 // outbox.go (one sendmmsg of segmented sends for all connections), inbox.go
-// (one recvmmsg into staging buffers), ahead.go (payload of long WRITEs is
+// (one recvmmsg into staging buffers), prediction.go (payload of long WRITEs is
 // received in place), cq.go (the connection of a packet, and whether it is
 // genuine), responder.go (order, rights, placement, answers). Everything there
 // runs in the owner of the completion queue and allocates nothing. Poll drives
@@ -37,7 +37,7 @@
 //
 // Messages of the connection manager go to queue pair 1. They come to a socket
 // of their own. One goroutine per address reads it (cm.go, dial.go, listen.go,
-// crowd.go, mtu.go). An established connection is given to the completion
+// handshake_limiter.go, mtu.go). An established connection is given to the completion
 // queue through softverbs.Pending. Disconnect and Destroy use that too.
 //
 // # Datagrams

@@ -27,16 +27,16 @@ func (q *qp) Destroy() {
 	}
 }
 
-// asked handles the requests of other goroutines. The connection is attached.
-func (q *qp) asked() {
+// runControl handles the requests of other goroutines. The connection is attached.
+func (q *qp) runControl() {
 	if q.confirmed.Load() && q.req.hold {
-		q.release()
+		q.allowSending()
 	}
 	switch {
 	case q.Destroyed():
 		q.hangUp(verbs.StatusOK, nil)
 		q.End.State = softverbs.EndDone
-		q.cq.detach(q)
+		q.cq.detachConn(q)
 	case q.Disconnecting():
 		q.hangUp(verbs.StatusOK, nil)
 	case q.peerGone.Load() != 0:
@@ -44,35 +44,35 @@ func (q *qp) asked() {
 	}
 }
 
-// hear notes that a packet of the peer has come, so the peer is connected.
-func (q *qp) hear() {
+// notePeerAlive notes that a packet of the peer has come, so the peer is connected.
+func (q *qp) notePeerAlive() {
 	if q.conn.heard.Load() {
 		return
 	}
 	q.conn.heard.Store(true)
 	if q.req.hold {
-		q.release()
+		q.allowSending()
 	}
 }
 
-// release allows the passive side to send.
-func (q *qp) release() {
+// allowSending allows the passive side to send.
+func (q *qp) allowSending() {
 	q.req.hold = false
 	q.cq.activate(q)
 }
 
-// gone is the reason why a peer has ended a connection.
-type gone uint32
+// endReason is the reason why a peer has ended a connection.
+type endReason uint32
 
 const (
-	peerLeft  gone = iota + 1 // it disconnected
-	peerLost                  // it never confirmed the connection
-	peerStale                 // the peer has lost the connection's state
+	peerLeft  endReason = iota + 1 // it disconnected
+	peerLost                       // it never confirmed the connection
+	peerStale                      // the peer has lost the connection's state
 )
 
 // peerEnded ends the connection because the peer has ended it.
 func (q *qp) peerEnded() {
-	switch gone(q.peerGone.Load()) {
+	switch endReason(q.peerGone.Load()) {
 	case peerLost:
 		q.hangUp(verbs.StatusFatal, errors.New("peer never confirmed the connection"))
 	case peerStale:
@@ -84,8 +84,8 @@ func (q *qp) peerEnded() {
 
 // sayLast sends the last answers of the responder.
 func (q *qp) sayLast() {
-	q.respond()
-	q.out.flush()
+	q.sendAnswers()
+	q.out.flushPackets()
 }
 
 // hangUp ends the connection. Nothing more is sent, neither posted requests nor
@@ -95,11 +95,11 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	if q.End.State != softverbs.EndNone {
 		return
 	}
-	q.out.remove(q)
+	q.out.removeQP(q)
 	q.End = softverbs.End{State: softverbs.EndFlushing, Status: status, Cause: cause}
 	q.Set(softverbs.Down)
 	q.setDeadline(0)
-	q.dev.cm.disconnect(q.conn, q.suspectMTU())
+	q.dev.cm.sendDisconnect(q.conn, q.suspectMTU())
 	q.cq.activate(q)
 	how := "closed"
 	if status != verbs.StatusOK {
@@ -112,11 +112,11 @@ func (q *qp) hangUp(status verbs.Status, cause error) {
 	log.Info("rocev2 connection "+how, "local", q.LocalAddr(), "remote", q.RemoteAddr(), "qpn", q.qpn)
 }
 
-// flush returns the outstanding requests, then OpDisconnected.
-func (q *qp) flush(wcs []verbs.WC) int {
+// flushRequests returns the outstanding requests, then OpDisconnected.
+func (q *qp) flushRequests(wcs []verbs.WC) int {
 	n, last := q.Flush(wcs, q.req.una.at)
 	if last {
-		q.cq.detach(q)
+		q.cq.detachConn(q)
 	}
 	return n
 }

@@ -67,20 +67,20 @@ func TestC048_PacketsOfOthersAreNotTakenBack(t *testing.T) {
 				s.recv(verbs.RecvWR{ID: uint64(i), Buf: dst[16*i:][:16], LKey: rmr.LKey()})
 			}
 			c.send(message(0))
-			c.qp.request()
+			c.qp.sendRequests()
 			for range 2 {
 				must(ends.PostSend([]verbs.SendWR{message(3)}))(t)
 			}
-			ends.request()
+			ends.sendRequests()
 			c.send(message(1))
-			c.qp.request()
+			c.qp.sendRequests()
 			if tt.full {
-				o.flush()
+				o.flushPackets()
 			}
 			ends.hangUp(verbs.StatusOK, nil)
 			o.fd = fd
 			c.send(message(2))
-			c.qp.request()
+			c.qp.sendRequests()
 			for i := range 3 {
 				wc := s.next(c)
 				for wc.QP != 2 { // the other connection ends

@@ -17,7 +17,7 @@ import (
 type offline struct {
 	t     testing.TB
 	dev   *Device
-	cq    *cq
+	cq    *compQueue
 	q     *qp
 	arena []byte // guard, writable, guard, readable, guard; guardLen each but the regions
 	w, r  verbs.MR
@@ -34,18 +34,18 @@ const (
 func newOffline(t testing.TB) *offline {
 	d := must(Open(Config{Logger: slog.New(slog.DiscardHandler)}))(t).(*Device)
 	dom := must(d.AllocPD())(t)
-	c := must(d.CreateCQ(1))(t).(*cq)
+	c := must(d.CreateCQ(1))(t).(*compQueue)
 	q := must(d.CreateQP(dom, verbs.QPConfig{CQ: c, Context: 1, SendQueue: 8, RecvQueue: 8, MaxSGE: 2}))(t).(*qp)
 	o := &offline{t: t, dev: d, cq: c, q: q, arena: make([]byte, 3*guardLen+2*regionLen)}
 	o.w = must(dom.RegMR(o.arena[guardLen:][:regionLen], verbs.AccessRemoteWrite))(t)
 	o.r = must(dom.RegMR(o.arena[2*guardLen+regionLen:][:regionLen], verbs.AccessRemoteRead))(t)
-	p := &port{dev: d, addr: addrA}
-	q.conn = &conn{m: &d.cm, state: connTimeWait, port: p}
-	c.outs = []*outbox{newOutbox(p, -1, c.stats)}
+	p := &udpPort{dev: d, addr: addrA}
+	q.conn = &cmConn{m: &d.cm, state: connTimeWait, port: p}
+	c.outs = []*sendBatch{newOutbox(p, -1, c.stats)}
 	q.Set(softverbs.Up)
-	q.begun(&link{port: p, peer: addrB, peerQPN: rawQPN, mtu: 1, sendPSN: rawPSN, recvPSN: rawPSN, ird: 2, ord: 2})
+	q.initHalves(&connAgreement{port: p, peer: addrB, peerQPN: rawQPN, mtu: 1, sendPSN: rawPSN, recvPSN: rawPSN, ird: 2, ord: 2})
 	c.clock = c.Now()
-	c.attach(q)
+	c.attachConn(q)
 	recv, rmr := make([]byte, 600), verbs.MR(nil)
 	rmr = must(dom.RegMR(recv, 0))(t)
 	for i := range uint64(fuzzRecvs) {
@@ -84,16 +84,16 @@ func (o *offline) arrive(b []byte, head byte) {
 		off := uint64(int16(be.Uint16(b[bthLen+6:]))) % (2 * regionLen)
 		putRETH(b[bthLen:], mr.Addr()+off-guardLen, mr.RKey(), be.Uint32(b[bthLen+12:])%(2*regionLen))
 	}
-	p := inbound{b: b, addr: o.q.peer, sport: 7, out: o.q.out}
+	p := receivedPacket{b: b, addr: o.q.peer, sport: 7, out: o.q.out}
 	from := newPseudo(addrB, addrA, 7)
-	from.seal(b, 0)
+	from.sealPacket(b, 0)
 	var wc verbs.WC
-	if o.cq.packet(&p, &wc) == 1 {
+	if o.cq.deliverCounted(&p, &wc) == 1 {
 		o.wcs = append(o.wcs, wc)
 	}
 	var wcs [4]verbs.WC
-	o.cq.transmit()
-	o.wcs = append(o.wcs, wcs[:o.cq.serve(wcs[:])]...)
+	o.cq.transmitActive()
+	o.wcs = append(o.wcs, wcs[:o.cq.serveActive(wcs[:])]...)
 }
 
 // finish ends the connection and returns how often each request completed.
@@ -101,7 +101,7 @@ func (o *offline) finish() {
 	o.q.hangUp(verbs.StatusOK, nil)
 	for o.q.Attached {
 		var wcs [3]verbs.WC
-		o.wcs = append(o.wcs, wcs[:o.cq.serve(wcs[:])]...)
+		o.wcs = append(o.wcs, wcs[:o.cq.serveActive(wcs[:])]...)
 	}
 	times := map[uint64]int{}
 	for i, wc := range o.wcs {
@@ -164,7 +164,7 @@ func FuzzRCPackets(f *testing.F) {
 			if head&0x60 == 0x60 { // time goes by
 				o.cq.clock += int64(time.Second)
 				o.cq.Expire(o.cq.clock)
-				o.cq.transmit()
+				o.cq.transmitActive()
 			}
 			o.arrive(b, head)
 		})
@@ -201,7 +201,7 @@ func FuzzMAD(f *testing.F) {
 		d := must(Open(Config{Logger: slog.New(slog.DiscardHandler)}))(t).(*Device)
 		defer d.Close()
 		dom := must(d.AllocPD())(t)
-		c := must(d.CreateCQ(1))(t).(*cq)
+		c := must(d.CreateCQ(1))(t).(*compQueue)
 		q := must(d.CreateQP(dom, verbs.QPConfig{CQ: c}))(t).(*qp)
 		defer func() {
 			q.Destroy()
@@ -210,11 +210,11 @@ func FuzzMAD(f *testing.F) {
 			}
 		}()
 		q.Move(softverbs.Idle, softverbs.Connecting)
-		p := &port{dev: d, addr: addrA, mtu: 5, control: sink}
-		c.outs = []*outbox{newOutbox(p, -1, c.stats)}
+		p := &udpPort{dev: d, addr: addrA, mtu: 5, control: sink}
+		c.outs = []*sendBatch{newOutbox(p, -1, c.stats)}
 		m := &d.cm
-		l := must(m.listen(netip.AddrPortFrom(netip.IPv4Unspecified(), 1234)))(t)
-		asked := m.ask(p, q, target{dst: addrB, service: servicePortSpace | 1}, maxMTUCode)
+		l := must(m.listenOn(netip.AddrPortFrom(netip.IPv4Unspecified(), 1234)))(t)
+		asked := m.sendRequest(p, q, connTarget{dst: addrB, service: servicePortSpace | 1}, maxMTUCode)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		known := len(m.conns)
@@ -237,19 +237,19 @@ func FuzzMAD(f *testing.F) {
 				copy(gids[16:], o[:])
 			}
 			sent, requests := m.psn, mad(b).attribute() == attrREQ
-			why := m.handle(p, addrB, b, false)
+			why := m.handleMessage(p, addrB, b, false)
 			if n := m.psn - sent; n > 1 || why != dropNone && n > 0 {
 				t.Fatalf("%d messages were sent for one, dropped: %s", n, DropReason(int(why)))
 			}
 			if requests {
 				known++
 			}
-			if len(m.conns) > known || len(l.queue) > m.crowd.Len() {
-				t.Fatalf("%d connections are kept, %d handshakes, %d requests wait", len(m.conns), m.crowd.Len(), len(l.queue))
+			if len(m.conns) > known || len(l.queue) > m.handshakes.Len() {
+				t.Fatalf("%d connections are kept, %d handshakes, %d requests wait", len(m.conns), m.handshakes.Len(), len(l.queue))
 			}
 		})
 		for _, c := range m.conns {
-			c.remove()
+			c.removeTraces()
 		}
 	})
 }

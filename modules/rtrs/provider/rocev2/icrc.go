@@ -16,9 +16,9 @@ import (
 
 const roceUDPPort = 4791
 
-// pseudo is the stand-in for everything in front of the base transport
+// crcPrefix is the stand-in for everything in front of the base transport
 // header, for one direction between two addresses.
-type pseudo struct {
+type crcPrefix struct {
 	crc uint32           // of b
 	n   int              // bytes of b in use
 	b   [8 + 40 + 8]byte // lengths and identification are 0
@@ -33,7 +33,7 @@ const (
 	dontFragment           = 0x40
 )
 
-func newPseudo(src, dst netip.Addr, sport uint16) (p pseudo) {
+func newPseudo(src, dst netip.Addr, sport uint16) (p crcPrefix) {
 	p.v6 = !src.Is4()
 	for i := range 8 {
 		p.b[i] = 0xff
@@ -66,16 +66,16 @@ func newPseudo(src, dst netip.Addr, sport uint16) (p pseudo) {
 	return p
 }
 
-func (p *pseudo) setSourcePort(port uint16) {
+func (p *crcPrefix) setSourcePort(port uint16) {
 	if at := p.b[p.n-udpLen:]; be.Uint16(at) != port {
 		be.PutUint16(at, port)
 		p.crc = crc32.ChecksumIEEE(p.b[:p.n])
 	}
 }
 
-// start returns the CRC of everything in front of the base transport header of
+// startCRC returns the CRC of everything in front of the base transport header of
 // a datagram with size bytes of UDP payload, ICRC included, at most maxPacket.
-func (p *pseudo) start(size int, id uint16) uint32 {
+func (p *crcPrefix) startCRC(size int, id uint16) uint32 {
 	switch {
 	case p.v6:
 		return p.crc ^ lengths6[size]
@@ -124,7 +124,7 @@ func sumHeader(crc uint32, head []byte) uint32 {
 	return crc
 }
 
-func sum(crc uint32, b []byte) uint32 { return checksum.Update(crc, crc32.IEEETable, b) }
+func updateCRC(crc uint32, b []byte) uint32 { return checksum.Update(crc, crc32.IEEETable, b) }
 
 // sumReceived is sum for bytes that are in the cache, since they were just
 // received.
@@ -133,22 +133,22 @@ func sumReceived(crc uint32, b []byte) uint32 { return checksum.InCache(crc, crc
 func putICRC(b []byte, crc uint32) { binary.LittleEndian.PutUint32(b, crc) }
 func getICRC(b []byte) uint32      { return binary.LittleEndian.Uint32(b) }
 
-// seal writes the ICRC into the last four bytes of b, a whole packet.
-func (p *pseudo) seal(b []byte, id uint16) {
+// sealPacket writes the ICRC into the last four bytes of b, a whole packet.
+func (p *crcPrefix) sealPacket(b []byte, id uint16) {
 	n := len(b) - icrcLen
-	putICRC(b[n:], sum(sumHeader(p.start(len(b), id), b[:bthLen]), b[bthLen:n]))
+	putICRC(b[n:], updateCRC(sumHeader(p.startCRC(len(b), id), b[:bthLen]), b[bthLen:n]))
 }
 
-// check reports whether the ICRC of the packet b is right. id is the most
+// checkPacket reports whether the ICRC of the packet b is right. id is the most
 // likely IPv4 identification. A socket does not report it. If id does not fit
 // and the identification is not fixed, check solves for the identification:
 // 15 of the 32 bits are left as a check.
 // It overwrites byte 4 of b. The ICRC does not cover that byte. If place is not
 // empty, it is the payload, and b has a hole for it before the ICRC.
-func (p *pseudo) check(b, place []byte, id uint16) bool {
+func (p *crcPrefix) checkPacket(b, place []byte, id uint16) bool {
 	n := len(b) - icrcLen
 	b[4] = 0xff
-	crc := sumReceived(p.start(len(b), id), b[:n-len(place)])
+	crc := sumReceived(p.startCRC(len(b), id), b[:n-len(place)])
 	if len(place) > 0 {
 		crc = sumReceived(crc, place)
 	}

@@ -25,7 +25,7 @@ type listener struct {
 	done chan struct{}  // closed by Close
 	once sync.Once
 
-	queue []*request // for Accept, oldest first; guarded by manager.mu
+	queue []*connRequest // for Accept, oldest first; guarded by manager.mu
 }
 
 // Listen implements verbs.Device. The port of addr is one of rdma_cm, not of UDP.
@@ -48,7 +48,7 @@ func (d *Device) Listen(addr netip.AddrPort) (verbs.Listener, error) {
 			return nil, fmt.Errorf("listen at %s: %w", addr, err)
 		}
 	}
-	l, err := d.cm.listen(addr)
+	l, err := d.cm.listenOn(addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", addr, err)
 	}
@@ -80,7 +80,7 @@ func (d *Device) allAddrs(any netip.Addr) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
+func (m *connManager) listenOn(addr netip.AddrPort) (*listener, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for port, tries := addr.Port(), 0; tries < 100; tries++ {
@@ -88,7 +88,7 @@ func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
 			port = ephemeralPort()
 		}
 		id := servicePortSpace | uint64(port)
-		if !m.taken(id, addr.Addr(), 0) {
+		if !m.idTaken(id, addr.Addr(), 0) {
 			return m.newListener(netip.AddrPortFrom(addr.Addr(), port), id, 0), nil
 		}
 	}
@@ -96,25 +96,27 @@ func (m *manager) listen(addr netip.AddrPort) (*listener, error) {
 }
 
 // newListener adds a listener for a service. m.mu is held.
-func (m *manager) newListener(addr netip.AddrPort, id uint64, pkey uint16) *listener {
+func (m *connManager) newListener(addr netip.AddrPort, id uint64, pkey uint16) *listener {
 	l := &listener{dev: m.dev, addr: addr, id: id, pkey: pkey, more: make(chan struct{}, 1), done: make(chan struct{})}
 	m.listeners[id] = append(m.listeners[id], l)
 	return l
 }
 
-func (m *manager) taken(id uint64, addr netip.Addr, pkey uint16) bool {
+func (m *connManager) idTaken(id uint64, addr netip.Addr, pkey uint16) bool {
 	return slices.ContainsFunc(m.listeners[id], func(l *listener) bool {
-		return (l.addr.Addr() == addr || l.addr.Addr().IsUnspecified() || addr.IsUnspecified()) && l.serves(pkey)
+		return (l.addr.Addr() == addr || l.addr.Addr().IsUnspecified() || addr.IsUnspecified()) && l.servesPartition(pkey)
 	})
 }
 
-// serves reports whether the listener takes requests in a partition.
-func (l *listener) serves(pkey uint16) bool { return l.pkey == 0 || verbs.SamePartition(l.pkey, pkey) }
+// servesPartition reports whether the listener takes requests in a partition.
+func (l *listener) servesPartition(pkey uint16) bool {
+	return l.pkey == 0 || verbs.SamePartition(l.pkey, pkey)
+}
 
 // listenerFor returns the listener for a service at a local address, or nil.
-func (m *manager) listenerFor(service uint64, addr netip.Addr, pkey uint16) *listener {
+func (m *connManager) listenerFor(service uint64, addr netip.Addr, pkey uint16) *listener {
 	for _, l := range m.listeners[service] {
-		if a := l.addr.Addr(); l.serves(pkey) && (a == addr || a.IsUnspecified() && (a.Is6() || addr.Is4())) {
+		if a := l.addr.Addr(); l.servesPartition(pkey) && (a == addr || a.IsUnspecified() && (a.Is6() || addr.Is4())) {
 			return l
 		}
 	}
@@ -130,7 +132,7 @@ func (l *listener) Accept() (verbs.ConnRequest, error) {
 		select {
 		case <-l.done: // even when requests wait
 		default:
-			if r := l.take(); r != nil {
+			if r := l.takeRequest(); r != nil {
 				return r, nil
 			}
 		}
@@ -142,30 +144,30 @@ func (l *listener) Accept() (verbs.ConnRequest, error) {
 	}
 }
 
-// put queues a request for Accept. manager.mu is held.
-func (l *listener) put(r *request) {
+// queueRequest queues a request for Accept. manager.mu is held.
+func (l *listener) queueRequest(r *connRequest) {
 	r.pkey = cmp.Or(l.pkey, verbs.DefaultPKey)
-	l.queue = append(slices.DeleteFunc(l.queue, (*request).over), r)
-	l.wake()
+	l.queue = append(slices.DeleteFunc(l.queue, (*connRequest).isOver), r)
+	l.wakeAccept()
 }
 
-// take returns the oldest request with a peer that still waits for the answer,
+// takeRequest returns the oldest request with a peer that still waits for the answer,
 // or nil.
-func (l *listener) take() *request {
+func (l *listener) takeRequest() *connRequest {
 	m := &l.dev.cm
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l.queue = slices.DeleteFunc(l.queue, (*request).over)
+	l.queue = slices.DeleteFunc(l.queue, (*connRequest).isOver)
 	if len(l.queue) == 0 {
 		return nil
 	}
 	r := l.queue[0]
 	l.queue = slices.Delete(l.queue, 0, 1)
-	l.wake() // another Accept may wait
+	l.wakeAccept() // another Accept may wait
 	return r
 }
 
-func (l *listener) wake() {
+func (l *listener) wakeAccept() {
 	select {
 	case l.more <- struct{}{}:
 	default:
@@ -185,14 +187,14 @@ func (l *listener) Close() error {
 			delete(m.listeners, l.id)
 		}
 		for _, r := range l.queue {
-			m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
+			m.rejectRequest(r.c, &rejFields{about: aboutREQ, reason: reasonInvalidService})
 		}
 		l.queue = nil
 	})
 	return nil
 }
 
-func (m *manager) closeListeners() {
+func (m *connManager) closeListeners() {
 	m.mu.Lock()
 	var open []*listener
 	for _, ls := range m.listeners {
@@ -205,44 +207,44 @@ func (m *manager) closeListeners() {
 }
 
 // onREQ handles a connection request.
-func (m *manager) onREQ(p *port, peer netip.Addr, msg mad, fixedID bool) drop {
+func (m *connManager) onREQ(p *udpPort, peer netip.Addr, msg mad, fixedID bool) dropReason {
 	f := decodeREQ(msg)
 	if c := m.byPeer[peerKey{peer, f.guid, f.id}]; c != nil {
 		return m.askedAgain(c)
 	}
-	l, no := m.check(p, peer, &f)
+	l, no := m.checkRequest(p, peer, &f)
 	if no != nil {
-		m.send(p, peer, no.encode(msg.tid(), 0, f.id))
+		m.sendMessage(p, peer, no.encode(msg.tid(), 0, f.id))
 		return dropNone
 	}
 	c := m.newConn(p, peer, connReqReceived)
 	c.remote, c.tid, c.guid, c.remoteQPN, c.fixedID = f.id, msg.tid(), f.guid, f.qpn, fixedID
 	m.byPeer[c.peerKey()] = c
 	m.byQPN[c.qpnKey()] = c
-	m.admit(c)
+	m.admitHandshake(c)
 	f.private = append([]byte(nil), f.private...)
-	l.put(&request{dev: m.dev, c: c, f: f})
+	l.queueRequest(&connRequest{dev: m.dev, c: c, f: f})
 	return dropNone
 }
 
 // askedAgain answers a REQ that was answered before.
-func (m *manager) askedAgain(c *conn) drop {
+func (m *connManager) askedAgain(c *cmConn) dropReason {
 	switch {
 	case c.state == connReqReceived:
-		m.send(c.port, c.peer, newMRA(c.tid, c.local, c.remote, mraCode))
+		m.sendMessage(c.port, c.peer, newMRA(c.tid, c.local, c.remote, mraCode))
 	case c.state == connLeft:
-		m.send(c.port, c.peer, (&rejFields{about: aboutREQ, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
+		m.sendMessage(c.port, c.peer, (&rejFields{about: aboutREQ, reason: reasonConsumer}).encode(c.tid, c.local, c.remote))
 	case c.state == connRepSent, c.state == connTimeWait && c.last != nil && c.last.attribute() == attrREJ:
-		m.send(c.port, c.peer, c.last)
+		m.sendMessage(c.port, c.peer, c.last)
 	default:
 		return dropState
 	}
 	return dropNone
 }
 
-// check returns the listener of a request, or its refusal.
-func (m *manager) check(p *port, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
-	no := func(r reason) (*listener, *rejFields) { return nil, &rejFields{about: aboutREQ, reason: r} }
+// checkRequest returns the listener of a request, or its refusal.
+func (m *connManager) checkRequest(p *udpPort, peer netip.Addr, f *reqFields) (*listener, *rejFields) {
+	no := func(r rejectReason) (*listener, *rejFields) { return nil, &rejFields{about: aboutREQ, reason: r} }
 	l := m.listenerFor(f.service, p.addr, f.pkey)
 	source := peer.WithZone("")
 	switch {
@@ -260,18 +262,18 @@ func (m *manager) check(p *port, peer netip.Addr, f *reqFields) (*listener, *rej
 		return no(reasonConsumer)
 	}
 	if old := m.byQPN[peerKey{peer, f.guid, f.qpn}]; old != nil {
-		old.lose(peerStale)
+		old.endByPeer(peerStale)
 		return no(reasonStale)
 	}
 	return l, nil
 }
 
 // onRTU completes the passive side.
-func (m *manager) onRTU(c *conn, msg mad) drop {
+func (m *connManager) onRTU(c *cmConn, msg mad) dropReason {
 	if c.state != connRepSent && c.state != connLeft || msg.sender() != c.remote || msg.tid() != c.tid {
 		return dropState
 	}
-	m.known(c)
+	m.removeHandshake(c)
 	if c.state == connLeft {
 		c.sayDREQ()
 		return dropNone
@@ -283,31 +285,31 @@ func (m *manager) onRTU(c *conn, msg mad) drop {
 	return dropNone
 }
 
-// request implements verbs.ConnRequest.
-type request struct {
+// connRequest implements verbs.ConnRequest.
+type connRequest struct {
 	dev *Device
-	c   *conn
+	c   *cmConn
 	f   reqFields
 
 	pkey uint16 // of the connection
 }
 
-// over reports whether the request cannot be answered any more. manager.mu is
+// isOver reports whether the request cannot be answered any more. manager.mu is
 // held.
-func (r *request) over() bool { return r.c.state != connReqReceived }
+func (r *connRequest) isOver() bool { return r.c.state != connReqReceived }
 
-func (r *request) Private() []byte { return r.f.private }
+func (r *connRequest) Private() []byte { return r.f.private }
 
-func (r *request) LocalAddr() netip.AddrPort {
+func (r *connRequest) LocalAddr() netip.AddrPort {
 	return netip.AddrPortFrom(r.c.port.addr, portOf(r.f.service))
 }
 
-func (r *request) RemoteAddr() netip.AddrPort {
+func (r *connRequest) RemoteAddr() netip.AddrPort {
 	return netip.AddrPortFrom(r.c.peer, r.f.sourcePort)
 }
 
 // Accept implements verbs.ConnRequest.
-func (r *request) Accept(v verbs.QP, private []byte) error {
+func (r *connRequest) Accept(v verbs.QP, private []byte) error {
 	q, ok := v.(*qp)
 	if !ok || q.dev != r.dev {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), softverbs.ErrForeign)
@@ -315,7 +317,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 	if err := q.Begin(private, repPrivateLen); err != nil {
 		return fmt.Errorf("accept %s: %w", r.RemoteAddr(), err)
 	}
-	if err := r.dev.cm.accept(r, q, private); err != nil {
+	if err := r.dev.cm.acceptRequest(r, q, private); err != nil {
 		if q.Move(softverbs.Connecting, softverbs.Down) {
 			q.cq.giveNumber(q)
 		}
@@ -324,7 +326,7 @@ func (r *request) Accept(v verbs.QP, private []byte) error {
 	return nil
 }
 
-func (m *manager) accept(r *request, q *qp, private []byte) error {
+func (m *connManager) acceptRequest(r *connRequest, q *qp, private []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := r.c
@@ -336,40 +338,40 @@ func (m *manager) accept(r *request, q *qp, private []byte) error {
 		respRes:   min(uint8(m.dev.cfg.IRD), r.f.initDepth),
 		initDepth: min(uint8(m.dev.cfg.ORD), r.f.respRes),
 	}
-	l := &link{
+	l := &connAgreement{
 		port: c.port, peer: c.peer, local: r.LocalAddr(), remote: r.RemoteAddr(), peerQPN: r.f.qpn, pkey: r.pkey, mtu: r.f.mtu,
 		sendPSN: r.f.psn, recvPSN: f.psn, ird: int(f.respRes), ord: int(f.initDepth),
 	}
 	c.state = connRepSent
-	if err := m.establish(c, q, l, true); err != nil {
-		c.linger(nil)
+	if err := m.establishConn(c, q, l, true); err != nil {
+		c.enterLinger(nil)
 		return err
 	}
-	c.say(f.encode(c.tid, c.local, c.remote))
-	c.after(m.dev.cfg.ConnectTimeout)
+	c.sendKept(f.encode(c.tid, c.local, c.remote))
+	c.setTimer(m.dev.cfg.ConnectTimeout)
 	return nil
 }
 
 // Reject implements verbs.ConnRequest.
-func (r *request) Reject(private []byte) error {
+func (r *connRequest) Reject(private []byte) error {
 	private = private[:min(len(private), rejPrivateLen)]
 	m := &r.dev.cm
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.reject(r.c, &rejFields{about: aboutREQ, reason: reasonConsumer, private: private}) {
+	if !m.rejectRequest(r.c, &rejFields{about: aboutREQ, reason: reasonConsumer, private: private}) {
 		return fmt.Errorf("reject %s: peer has given up: %w", r.RemoteAddr(), verbs.ErrClosed)
 	}
 	return nil
 }
 
-// reject answers a request with f, and its repetitions too. It reports whether
+// rejectRequest answers a request with f, and its repetitions too. It reports whether
 // the request still waits for an answer.
-func (m *manager) reject(c *conn, f *rejFields) bool {
+func (m *connManager) rejectRequest(c *cmConn, f *rejFields) bool {
 	if c.state != connReqReceived || m.stopped {
 		return false
 	}
 	no := f.encode(c.tid, 0, c.remote)
-	c.linger(no)
-	m.send(c.port, c.peer, no)
+	c.enterLinger(no)
+	m.sendMessage(c.port, c.peer, no)
 	return true
 }

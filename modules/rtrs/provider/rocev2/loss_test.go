@@ -15,11 +15,11 @@ import (
 func badNetwork(d *Device, seed uint64, loss, double, delay int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	type late struct {
-		p    inbound
+		p    receivedPacket
 		left int
 	}
 	var held []late
-	d.faults.Store(&faults{inject: func(p inbound) (out []inbound) {
+	d.faults.Store(&testFaults{inject: func(p receivedPacket) (out []receivedPacket) {
 		switch n := rnd.IntN(100); {
 		case n < loss:
 		case n < loss+double:
@@ -203,11 +203,11 @@ func TestC038_TimersWakeASleepingOwner(t *testing.T) {
 	c.recv(verbs.RecvWR{ID: 9})
 	s.recv(verbs.RecvWR{ID: 8})
 	lost := 0
-	s.dev.faults.Store(&faults{inject: func(p inbound) []inbound {
+	s.dev.faults.Store(&testFaults{inject: func(p receivedPacket) []receivedPacket {
 		if lost++; lost == 1 {
 			return nil
 		}
-		return []inbound{p}
+		return []receivedPacket{p}
 	}})
 	c.send(verbs.SendWR{ID: 1, Op: verbs.OpSend, Signaled: true})
 	done := make(chan verbs.WC, 1)

@@ -22,35 +22,35 @@ const (
 	madMethodSend   = 3
 )
 
-// attribute is the kind of a message.
-type attribute uint16
+// madAttribute is the kind of a message.
+type madAttribute uint16
 
 const (
-	attrREQ  attribute = 0x10
-	attrMRA  attribute = 0x11
-	attrREJ  attribute = 0x12
-	attrREP  attribute = 0x13
-	attrRTU  attribute = 0x14
-	attrDREQ attribute = 0x15
-	attrDREP attribute = 0x16
+	attrREQ  madAttribute = 0x10
+	attrMRA  madAttribute = 0x11
+	attrREJ  madAttribute = 0x12
+	attrREP  madAttribute = 0x13
+	attrRTU  madAttribute = 0x14
+	attrDREQ madAttribute = 0x15
+	attrDREP madAttribute = 0x16
 )
 
-// reason is the reason of a REJ.
-type reason uint16
+// rejectReason is the reason of a REJ.
+type rejectReason uint16
 
 const (
-	reasonNoResources      reason = 3
-	reasonTimeout          reason = 4
-	reasonUnsupported      reason = 5
-	reasonInvalidService   reason = 8
-	reasonInvalidTransport reason = 9
-	reasonStale            reason = 10
-	reasonInvalidGID       reason = 12
-	reasonInvalidMTU       reason = 26
-	reasonConsumer         reason = 28
+	reasonNoResources      rejectReason = 3
+	reasonTimeout          rejectReason = 4
+	reasonUnsupported      rejectReason = 5
+	reasonInvalidService   rejectReason = 8
+	reasonInvalidTransport rejectReason = 9
+	reasonStale            rejectReason = 10
+	reasonInvalidGID       rejectReason = 12
+	reasonInvalidMTU       rejectReason = 26
+	reasonConsumer         rejectReason = 28
 )
 
-func (r reason) String() string {
+func (r rejectReason) String() string {
 	switch r {
 	case reasonNoResources:
 		return "no resources"
@@ -71,12 +71,12 @@ func (r reason) String() string {
 	case reasonConsumer:
 		return "refused by the consumer"
 	}
-	return "reason " + itoa(uint16(r))
+	return "reason " + formatUint16(uint16(r))
 }
 
-func itoa(v uint16) string {
+func formatUint16(v uint16) string {
 	if v >= 10 {
-		return itoa(v/10) + string(rune('0'+v%10))
+		return formatUint16(v/10) + string(rune('0'+v%10))
 	}
 	return string(rune('0' + v))
 }
@@ -99,11 +99,11 @@ const (
 // mad is a management datagram of madLen bytes.
 type mad []byte
 
-func (m mad) attribute() attribute { return attribute(be.Uint16(m[16:])) }
-func (m mad) tid() uint64          { return be.Uint64(m[8:]) }
-func (m mad) body() []byte         { return m[madHeaderLen:] }
-func (m mad) sender() uint32       { return be.Uint32(m[24:]) }
-func (m mad) receiver() uint32     { return be.Uint32(m[28:]) }
+func (m mad) attribute() madAttribute { return madAttribute(be.Uint16(m[16:])) }
+func (m mad) tid() uint64             { return be.Uint64(m[8:]) }
+func (m mad) body() []byte            { return m[madHeaderLen:] }
+func (m mad) sender() uint32          { return be.Uint32(m[24:]) }
+func (m mad) receiver() uint32        { return be.Uint32(m[28:]) }
 
 // valid reports whether m is a message of the connection manager.
 func (m mad) valid() bool {
@@ -111,7 +111,7 @@ func (m mad) valid() bool {
 }
 
 // newMAD starts a message. In all kinds but a REQ the ids follow.
-func newMAD(kind attribute, tid uint64, sender, receiver uint32) mad {
+func newMAD(kind madAttribute, tid uint64, sender, receiver uint32) mad {
 	m := make(mad, madLen)
 	m[0], m[1], m[2], m[3] = madVersion, madClassCM, madClassVersion, madMethodSend
 	be.PutUint64(m[8:], tid)
@@ -287,7 +287,7 @@ func decodeREP(m mad) (f repFields) {
 // rejFields are the contents of a REJ.
 type rejFields struct {
 	about   byte
-	reason  reason
+	reason  rejectReason
 	ari     []byte
 	private []byte
 }
@@ -305,7 +305,7 @@ func (f *rejFields) encode(tid uint64, sender, receiver uint32) mad {
 
 func decodeREJ(m mad) (f rejFields) {
 	b := m.body()
-	f.about, f.reason = m.about(), reason(be.Uint16(b[10:]))
+	f.about, f.reason = m.rejectedMessage(), rejectReason(be.Uint16(b[10:]))
 	f.ari = b[rejARI : rejARI+min(int(b[9]>>1), rejPrivate-rejARI)]
 	f.private = b[rejPrivate : rejPrivate+rejPrivateLen]
 	return f
@@ -319,8 +319,8 @@ func newMRA(tid uint64, sender, receiver uint32, timeout byte) mad {
 	return m
 }
 
-// about returns the message that a REJ or an MRA is about.
-func (m mad) about() byte { return m.body()[8] >> 6 }
+// rejectedMessage returns the message that a REJ or an MRA is about.
+func (m mad) rejectedMessage() byte { return m.body()[8] >> 6 }
 
 func (m mad) mraTimeout() byte { return m.body()[9] >> 3 }
 
@@ -343,7 +343,7 @@ func putDatagram(b []byte, m mad, psn uint32) {
 
 // parseDatagram returns the message in a packet that was sent to queue pair 1,
 // or nil and the reason to drop it. The caller checks the ICRC.
-func parseDatagram(b []byte) (mad, drop) {
+func parseDatagram(b []byte) (mad, dropReason) {
 	h := bth(b)
 	switch {
 	case len(b) != cmPacketLen:

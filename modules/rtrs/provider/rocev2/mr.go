@@ -10,7 +10,7 @@ import (
 // Release implements softverbs.Owner. Nothing new reaches the memory, because
 // every placement, READ response and first transmission looks the key up in the
 // same turn of the owner. Packets that may be sent again are copied.
-func (c *cq) Release(r *softverbs.Region) {
+func (c *compQueue) Release(r *softverbs.Region) {
 	c.Turn.Lock()
 	defer c.Turn.Unlock()
 	for _, o := range c.outs {

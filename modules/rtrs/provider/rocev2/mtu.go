@@ -24,24 +24,24 @@ const (
 	stuckAfter = 3
 )
 
-// learned is a path MTU that was learned.
-type learned struct {
+// learnedMTU is a path MTU that was learned.
+type learnedMTU struct {
 	code  uint8
 	until time.Time
 }
 
 // mtuTo returns the code of the largest known path MTU between a port and a peer.
 // It does not ask the kernel. m.mu is held.
-func (m *manager) mtuTo(p *port, peer netip.Addr) uint8 {
+func (m *connManager) mtuTo(p *udpPort, peer netip.Addr) uint8 {
 	if l, ok := m.learned[peer]; ok && time.Now().Before(l.until) {
 		return min(p.mtu, l.code)
 	}
 	return p.mtu
 }
 
-// lost notes that packets with the path MTU mtu, in bytes, do not arrive at a
+// onPacketsLost notes that packets with the path MTU mtu, in bytes, do not arrive at a
 // peer. m.mu is held.
-func (m *manager) lost(peer netip.Addr, mtu uint32) {
+func (m *connManager) onPacketsLost(peer netip.Addr, mtu uint32) {
 	code := uint8(minMTUCode)
 	for mtuBytes(code+1) < mtu {
 		code++
@@ -53,7 +53,7 @@ func (m *manager) lost(peer netip.Addr, mtu uint32) {
 			delete(m.learned, a)
 		}
 	}
-	m.learned[peer] = learned{code, now.Add(learnedFor)}
+	m.learned[peer] = learnedMTU{code, now.Add(learnedFor)}
 	m.dev.cfg.Logger.Warn("rocev2 packets of full size do not arrive: a link between the hosts carries less than the interfaces; the next connections use less",
 		"peer", peer, "path_mtu", mtu, "to", mtuBytes(code), "within", learnedFor)
 }
@@ -73,7 +73,7 @@ func (q *qp) suspectMTU() uint32 {
 	m := &q.dev.cm
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lost(q.conn.peer, q.mtu)
+	m.onPacketsLost(q.conn.peer, q.mtu)
 	return 0
 }
 

@@ -14,11 +14,11 @@ import (
 // narrow makes a network lose the packets to d that are longer than most bytes,
 // without a word, as a tunnel or a switch with a smaller MTU does.
 func narrow(d *Device, most int) {
-	d.faults.Store(&faults{inject: func(p inbound) []inbound {
+	d.faults.Store(&testFaults{inject: func(p receivedPacket) []receivedPacket {
 		if len(p.b)+20+8 > most { // with the headers of IPv4 and UDP
 			return nil
 		}
-		return []inbound{p}
+		return []receivedPacket{p}
 	}})
 }
 
@@ -136,11 +136,11 @@ func TestC051_PathMTUIsNotToBlame(t *testing.T) {
 				c.until("the immediate", func() bool { return len(c.wcs) > 0 }, s)
 				c.wcs = nil
 			}
-			s.dev.faults.Store(&faults{inject: func(p inbound) []inbound {
+			s.dev.faults.Store(&testFaults{inject: func(p receivedPacket) []receivedPacket {
 				if len(p.b) > tt.most {
 					return nil
 				}
-				return []inbound{p}
+				return []receivedPacket{p}
 			}, control: func(mad) bool { return !tt.dead }})
 			if st := tryWrite(t, c, s, 64<<10); st != verbs.StatusRetryExceeded {
 				t.Fatalf("status %d", st)
@@ -183,16 +183,16 @@ func TestC051_FullPathMTUIsTriedAgain(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, step := range []struct{ lost, want uint32 }{{4096, 1024}, {1024, 512}, {512, 256}} {
-		m.lost(addrB, step.lost)
+		m.onPacketsLost(addrB, step.lost)
 		if got := mtuBytes(m.mtuTo(p, addrB)); got != step.want {
 			t.Errorf("after %d comes %d, want %d", step.lost, got, step.want)
 		}
 	}
-	m.learned[addrB] = learned{1, time.Now().Add(-time.Second)}
+	m.learned[addrB] = learnedMTU{1, time.Now().Add(-time.Second)}
 	if got := m.mtuTo(p, addrB); got != p.mtu {
 		t.Errorf("code %d, want %d", got, p.mtu)
 	}
-	m.lost(addrRaw, 4096)
+	m.onPacketsLost(addrRaw, 4096)
 	if len(m.learned) != 1 {
 		t.Errorf("%d path MTUs are kept", len(m.learned))
 	}

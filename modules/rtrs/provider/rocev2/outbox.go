@@ -27,16 +27,16 @@ const (
 	maxRunVecs   = 1024 // the kernel's limit of pieces of a datagram
 )
 
-// outbox holds the packets that a completion queue sends from a port.
-type outbox struct {
-	port  *port
+// sendBatch holds the packets that a completion queue sends from a port.
+type sendBatch struct {
+	port  *udpPort
 	fd    int
 	gso   bool
-	stats *counters
+	stats *queueCounters
 
 	msgs []mmsghdr
 	ctl  []controlBuf
-	runs []run
+	runs []packetRun
 	vecs []unix.Iovec
 	head []byte
 
@@ -50,8 +50,8 @@ type outbox struct {
 	size int
 }
 
-// run is a message: packets of equal size, only the last may be shorter.
-type run struct {
+// packetRun is a message: packets of equal size, only the last may be shorter.
+type packetRun struct {
 	q           *qp
 	first, vecs int // of outbox.vecs
 	size        int // of a packet
@@ -60,33 +60,33 @@ type run struct {
 	short       bool // the last one is shorter: no other may follow
 }
 
-func newOutbox(p *port, fd int, stats *counters) *outbox {
-	return &outbox{
+func newOutbox(p *udpPort, fd int, stats *queueCounters) *sendBatch {
+	return &sendBatch{
 		port: p, fd: fd, gso: p.gso, stats: stats,
-		msgs: make([]mmsghdr, outMessages), ctl: make([]controlBuf, outMessages), runs: make([]run, outMessages),
+		msgs: make([]mmsghdr, outMessages), ctl: make([]controlBuf, outMessages), runs: make([]packetRun, outMessages),
 		vecs: make([]unix.Iovec, outVecs), head: make([]byte, outHead),
 	}
 }
 
-// room reports whether a packet can be listed. It flushes if that helps.
-func (o *outbox) room() bool {
-	if o.fits() {
+// makeRoom reports whether a packet can be listed. It flushes if that helps.
+func (o *sendBatch) makeRoom() bool {
+	if o.packetFits() {
 		return true
 	}
-	o.flush()
-	return o.fits()
+	o.flushPackets()
+	return o.packetFits()
 }
 
-func (o *outbox) fits() bool {
+func (o *sendBatch) packetFits() bool {
 	return !o.blocked && o.n < outMessages && o.vecsUsed+maxSGE+2 <= outVecs && o.headUsed+maxHeader+3+icrcLen <= outHead
 }
 
-// begin begins a packet of q with size bytes from the base transport header to
+// beginPacket begins a packet of q with size bytes from the base transport header to
 // the ICRC, and returns room for header bytes of headers.
-func (o *outbox) begin(q *qp, header, size int) []byte {
+func (o *sendBatch) beginPacket(q *qp, header, size int) []byte {
 	r := o.runFor(q, size)
 	o.size = size
-	o.crc = q.toPeer.start(size, uint16(r.packets))
+	o.crc = q.toPeer.startCRC(size, uint16(r.packets))
 	r.packets++
 	r.total += size
 	r.short = size < r.size
@@ -95,20 +95,20 @@ func (o *outbox) begin(q *qp, header, size int) []byte {
 }
 
 // runFor returns the run for a packet of size bytes.
-func (o *outbox) runFor(q *qp, size int) *run {
+func (o *sendBatch) runFor(q *qp, size int) *packetRun {
 	if o.gso && o.n > o.at {
 		r := &o.runs[o.n-1]
 		if r.q == q && r.first+r.vecs == o.vecsUsed && !r.short && size <= r.size && r.packets < maxSegments && r.total+size <= maxSegmented && r.vecs+maxSGE+2 <= maxRunVecs {
 			return r
 		}
 	}
-	o.runs[o.n] = run{q: q, first: o.vecsUsed, size: size}
+	o.runs[o.n] = packetRun{q: q, first: o.vecsUsed, size: size}
 	o.n++
 	return &o.runs[o.n-1]
 }
 
 // putHead appends n bytes of header room to the packet and returns them.
-func (o *outbox) putHead(n int) []byte {
+func (o *sendBatch) putHead(n int) []byte {
 	b := o.head[o.headUsed : o.headUsed+n]
 	r := &o.runs[o.n-1]
 	if r.vecs > 0 && o.vecs[o.vecsUsed-1].Base == lastOf(o.head, o.headUsed, &o.vecs[o.vecsUsed-1]) {
@@ -128,36 +128,36 @@ func lastOf(head []byte, used int, v *unix.Iovec) *byte {
 	return &head[used-int(v.Len)]
 }
 
-func (o *outbox) putVec(b []byte) {
+func (o *sendBatch) putVec(b []byte) {
 	setIovec(&o.vecs[o.vecsUsed], b)
 	o.vecsUsed++
 	o.runs[o.n-1].vecs++
 }
 
 // headerDone continues the ICRC over the headers.
-func (o *outbox) headerDone(head []byte) { o.crc = sumHeader(o.crc, head) }
+func (o *sendBatch) headerDone(head []byte) { o.crc = sumHeader(o.crc, head) }
 
-// payload appends b to the packet. b must not be empty.
-func (o *outbox) payload(b []byte) {
+// appendPayload appends b to the packet. b must not be empty.
+func (o *sendBatch) appendPayload(b []byte) {
 	o.putVec(b)
-	o.crc = sum(o.crc, b)
+	o.crc = updateCRC(o.crc, b)
 }
 
-// end appends the pad and the ICRC.
-func (o *outbox) end(pad int) {
+// endPacket appends the pad and the ICRC.
+func (o *sendBatch) endPacket(pad int) {
 	b := o.putHead(pad + icrcLen)
 	clear(b[:pad])
-	putICRC(b[pad:], sum(o.crc, b[:pad]))
+	putICRC(b[pad:], updateCRC(o.crc, b[:pad]))
 }
 
-// flush passes the listed packets to the socket.
-func (o *outbox) flush() {
+// flushPackets passes the listed packets to the socket.
+func (o *sendBatch) flushPackets() {
 	if o.at == o.n {
 		return
 	}
 	if !o.blocked {
 		for i := o.at; i < o.n; i++ {
-			o.describe(i)
+			o.describeRun(i)
 		}
 	}
 	o.blocked = false
@@ -171,26 +171,26 @@ func (o *outbox) flush() {
 			o.blocked = true
 			return
 		default:
-			o.refused(errno)
+			o.skipMessage(errno)
 		}
 	}
-	o.discard()
+	o.discardAll()
 }
 
-func (o *outbox) describe(i int) {
+func (o *sendBatch) describeRun(i int) {
 	r := &o.runs[i]
 	var control *controlBuf
 	if r.packets > 1 {
 		control = &o.ctl[i]
 		control.setSegment(r.size)
 	}
-	o.msgs[i].describe(&r.q.to, o.vecs[r.first:r.first+r.vecs], control)
+	o.msgs[i].setMessage(&r.q.to, o.vecs[r.first:r.first+r.vecs], control)
 }
 
-// refused skips the next message. It is lost for the peer. If the kernel
+// skipMessage skips the next message. It is lost for the peer. If the kernel
 // cannot send it because it is segmented, there will be no segmented sends any
 // more. Other errors, of the route, the interface or a filter, may pass.
-func (o *outbox) refused(errno unix.Errno) {
+func (o *sendBatch) skipMessage(errno unix.Errno) {
 	r := &o.runs[o.at]
 	o.at++
 	if r.packets == 1 {
@@ -225,17 +225,17 @@ func tooLarge(local, peer netip.Addr, size int) bool {
 
 // letGo makes the listed packets independent of the memory of r: they are
 // sent or discarded. For the peers, discarded packets are lost ones.
-func (o *outbox) letGo(r *softverbs.Region) {
-	if !o.names(r) {
+func (o *sendBatch) letGo(r *softverbs.Region) {
+	if !o.usesRegion(r) {
 		return
 	}
-	if o.flush(); o.at < o.n {
-		o.discard()
+	if o.flushPackets(); o.at < o.n {
+		o.discardAll()
 	}
 }
 
-// names reports whether a listed message has payload in the memory of r.
-func (o *outbox) names(r *softverbs.Region) bool {
+// usesRegion reports whether a listed message has payload in the memory of r.
+func (o *sendBatch) usesRegion(r *softverbs.Region) bool {
 	for _, m := range o.runs[o.at:o.n] {
 		for i := range m.vecs {
 			if r.Span(pieceAddr(&o.vecs[m.first+i]), 1) != nil {
@@ -246,8 +246,8 @@ func (o *outbox) names(r *softverbs.Region) bool {
 	return false
 }
 
-// remove removes the packets of q.
-func (o *outbox) remove(q *qp) {
+// removeQP removes the packets of q.
+func (o *sendBatch) removeQP(q *qp) {
 	n := o.at
 	for _, r := range o.runs[o.at:o.n] {
 		if r.q != q {
@@ -258,15 +258,15 @@ func (o *outbox) remove(q *qp) {
 	o.n = n
 	switch {
 	case o.at == o.n:
-		o.discard()
+		o.discardAll()
 	case o.blocked:
 		for i := o.at; i < o.n; i++ {
-			o.describe(i)
+			o.describeRun(i)
 		}
 	}
 }
 
-// discard removes all packets.
-func (o *outbox) discard() {
+// discardAll removes all packets.
+func (o *sendBatch) discardAll() {
 	o.at, o.n, o.vecsUsed, o.headUsed, o.blocked = 0, 0, 0, 0, false
 }

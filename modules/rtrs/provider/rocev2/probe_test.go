@@ -14,9 +14,9 @@ func (e *end) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.conns {
-		c.remove()
+		c.removeTraces()
 	}
-	table := e.cq.(*cq).table
+	table := e.cq.(*compQueue).table
 	clear(table)
 }
 
@@ -60,7 +60,7 @@ func TestC057_ConnectionThatIsKnownOutlivesTheQuestion(t *testing.T) {
 		return b.qp.conn.state == connEstablished
 	})
 	for _, e := range []*end{a, b} {
-		e.dev.cm.probe(e.qp.conn)
+		e.dev.cm.probePeer(e.qp.conn)
 	}
 	for _, e := range []*end{a, b} {
 		e.until("the question to be dropped", func() bool { return e.dev.Stats().Dropped[dropState] > 0 })

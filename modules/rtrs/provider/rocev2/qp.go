@@ -14,7 +14,7 @@ import (
 type qp struct {
 	softverbs.QP
 	dev *Device
-	cq  *cq
+	cq  *compQueue
 	qpn uint32
 
 	peerGone  atomic.Uint32 // any goroutine: a gone, the reason why the peer has ended; 0: it has not
@@ -22,14 +22,14 @@ type qp struct {
 	// numberGiven is set when the completion queue has qpn back. Any goroutine.
 	numberGiven atomic.Bool
 
-	out  *outbox
-	conn *conn // of the connection manager
+	out  *sendBatch
+	conn *cmConn // of the connection manager
 
 	// Set when the connection is made.
 	peer     [16]byte // address
 	to       sockaddr
-	toPeer   pseudo
-	fromPeer pseudo
+	toPeer   crcPrefix
+	fromPeer crcPrefix
 	peerQPN  uint32
 	pkey     uint16
 	mtu      uint32
@@ -37,12 +37,12 @@ type qp struct {
 
 	// Of the send queue: the requests before req.una.at are done, those before
 	// req.cur.at have left.
-	req  requester
-	resp responder
+	req  requestHalf
+	resp responseHalf
 }
 
-// local reports whether nothing is sent for e.
-func local(e *softverbs.Send) bool { return e.Op == verbs.OpLocalInv || e.Op == verbs.OpRegMR }
+// isLocal reports whether nothing is sent for e.
+func isLocal(e *softverbs.Send) bool { return e.Op == verbs.OpLocalInv || e.Op == verbs.OpRegMR }
 
 // fullAt reports whether the packet of e at off carries payload of full size from
 // this end.
@@ -53,7 +53,7 @@ func fullAt(e *softverbs.Send, off, mtu uint32) bool {
 // CreateQP implements verbs.Device.
 func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	dom, ok1 := p.(*softverbs.Domain)
-	queue, ok2 := cfg.CQ.(*cq)
+	queue, ok2 := cfg.CQ.(*compQueue)
 	switch {
 	case d.isClosed():
 		return nil, fmt.Errorf("create queue pair: %w", verbs.ErrClosed)
@@ -75,9 +75,9 @@ func (d *Device) CreateQP(p verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 // limits are those of a queue pair.
 var limits = softverbs.Limits{QueueDepth: maxQPWR, Elements: maxSGE}
 
-// link is the agreement of the two ends of a connection.
-type link struct {
-	port             *port
+// connAgreement is the agreement of the two ends of a connection.
+type connAgreement struct {
+	port             *udpPort
 	peer             netip.Addr
 	local, remote    netip.AddrPort // with the ports of rdma_cm, for logs
 	peerQPN          uint32
@@ -87,12 +87,12 @@ type link struct {
 	ird, ord         int
 }
 
-// begun initializes both halves, before the completion queue has q. The creator.
-func (q *qp) begun(l *link) {
+// initHalves initializes both halves, before the completion queue has q. The creator.
+func (q *qp) initHalves(l *connAgreement) {
 	q.SetAddrs(l.local, l.remote)
-	q.Ops, q.Longest = opcodes(l.ord), maxMessage
+	q.Ops, q.Longest = opcodeSet(l.ord), maxMessage
 	q.peer = l.peer.As16()
-	q.to.set(newPeerAddr(l.peer))
+	q.to.setPeer(newPeerAddr(l.peer))
 	q.toPeer = newPseudo(l.port.addr, l.peer, roceUDPPort)
 	q.fromPeer = newPseudo(l.peer, l.port.addr, roceUDPPort)
 	q.toPeer.fixedID, q.fromPeer.fixedID = q.conn.fixedID, q.conn.fixedID
@@ -105,8 +105,8 @@ func (q *qp) begun(l *link) {
 // setPKey puts the partition of the connection into a base transport header.
 func (q *qp) setPKey(head []byte) { be.PutUint16(head[2:], q.pkey) }
 
-// opcodes returns the set of opcodes for a peer that serves ord READs.
-func opcodes(ord int) uint16 {
+// opcodeSet returns the set of opcodes for a peer that serves ord READs.
+func opcodeSet(ord int) uint16 {
 	ops := uint16(1<<verbs.OpSend | 1<<verbs.OpSendImm | 1<<verbs.OpSendInv | 1<<verbs.OpWrite | 1<<verbs.OpWriteImm |
 		1<<verbs.OpLocalInv | 1<<verbs.OpRegMR)
 	if ord > 0 {
@@ -136,7 +136,7 @@ func (q *qp) progress(wcs []verbs.WC) int {
 		q.peerEnded()
 	}
 	if q.End.State == softverbs.EndFlushing {
-		n += q.flush(wcs[n:])
+		n += q.flushRequests(wcs[n:])
 	}
 	return n
 }
@@ -149,18 +149,18 @@ func (q *qp) busy() bool {
 	case q.End.State == softverbs.EndFlushing, q.SQ.Reapable(q.req.una.at), q.End.State == softverbs.EndNone && q.peerGone.Load() != 0:
 		return true
 	}
-	return q.wants() && !q.out.blocked
+	return q.hasWork() && !q.out.blocked
 }
 
-// wants reports whether there is something to send.
-func (q *qp) wants() bool {
-	return q.Attached && q.End.State == softverbs.EndNone && (q.resp.wants() || q.requestable())
+// hasWork reports whether there is something to send.
+func (q *qp) hasWork() bool {
+	return q.Attached && q.End.State == softverbs.EndNone && (q.resp.hasAnswer() || q.maySend())
 }
 
 // transmit sends everything that may be sent. Answers are first, since the peer
 // waits for them.
 func (q *qp) transmit() {
-	if q.respond() {
-		q.request()
+	if q.sendAnswers() {
+		q.sendRequests()
 	}
 }

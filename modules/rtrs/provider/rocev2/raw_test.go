@@ -42,7 +42,7 @@ func (r *raw) send(b []byte) {
 func (r *raw) sealed(b []byte) []byte {
 	b = append(bytes.Clone(b), make([]byte, icrcLen)...)
 	p := newPseudo(r.addr, r.dev, roceUDPPort)
-	p.seal(b, 0)
+	p.sealPacket(b, 0)
 	return b
 }
 
@@ -66,7 +66,7 @@ func (r *raw) receive(wait time.Duration) []byte {
 		r.t.Fatal(err)
 	}
 	p := newPseudo(r.dev, r.addr, from.Port())
-	if from.Addr() != r.dev || from.Port() != roceUDPPort || !p.check(b[:n], nil, 0) {
+	if from.Addr() != r.dev || from.Port() != roceUDPPort || !p.checkPacket(b[:n], nil, 0) {
 		r.t.Fatalf("packet from %s, or its ICRC is wrong: %x", from, b[:n])
 	}
 	b[4] = 0 // check has changed it
@@ -88,7 +88,7 @@ func (r *raw) say(m mad) {
 
 // hear returns the next message. It has to come. Data packets are skipped,
 // and other messages that were heard before: the device repeats them in time.
-func (r *raw) hear(kind attribute) mad {
+func (r *raw) hear(kind madAttribute) mad {
 	r.t.Helper()
 	for {
 		b := r.receive(soon)

@@ -15,18 +15,18 @@ import (
 func (q *qp) sendRead(e *softverbs.Send) {
 	r := &q.req
 	n := min(e.Length-r.cur.off, readPiece*q.mtu-r.cur.off%(readPiece*q.mtu))
-	head := q.out.begin(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
+	head := q.out.beginPacket(q, bthLen+rethLen, bthLen+rethLen+icrcLen)
 	putBTH(head, opReadRequest, 0, q.peerQPN, r.cur.psn, true)
 	q.setPKey(head)
 	putRETH(head[bthLen:], e.Addr+uint64(r.cur.off), e.Key, n)
 	q.out.headerDone(head)
-	q.out.end(0)
-	count := packets(n, q.mtu)
+	q.out.endPacket(0)
+	count := packetCount(n, q.mtu)
 	r.reads[r.readTail%uint64(len(r.reads))] = psnAdd(r.cur.psn, count-1)
 	r.readTail++
 	q.advancePSN(count, true)
 	if r.cur.off += n; r.cur.off == e.Length {
-		r.step()
+		r.nextRequest()
 	}
 }
 
@@ -37,13 +37,13 @@ func (q *qp) readAgain() {
 	if r.retriedRead {
 		return
 	}
-	r.narrow(r.window / 2)
+	r.narrowWindow(r.window / 2)
 	q.goBack()
 	r.retriedRead = true
 }
 
 // onResponse handles a packet of a READ response.
-func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
+func (q *qp) onResponse(b bth, shape *opShape, payload []byte) dropReason {
 	r := &q.req
 	psn := b.psn()
 	if shape.aeth && aeth(b[bthLen:]).syndrome()&syndromeKindMask != syndromeAck {
@@ -55,7 +55,7 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 	if psnDiff(psn, r.una.psn) < 0 {
 		return dropNone // late
 	}
-	q.acknowledge(psn)
+	q.ackUpTo(psn)
 	if psn != r.una.psn {
 		q.readAgain()
 		return dropNone
@@ -72,17 +72,17 @@ func (q *qp) onResponse(b bth, shape *opShape, payload []byte) drop {
 		q.failRequest(verbs.StatusLocalProt, errRegionClosed)
 		return dropNone
 	}
-	q.scatter(payload)
-	q.advance(e, 1)
+	q.scatterRead(payload)
+	q.advanceUna(e, 1)
 	for r.readHead < r.readTail && psnDiff(r.una.psn, r.reads[r.readHead%uint64(len(r.reads))]) > 0 {
 		r.readHead++
 	}
-	q.progressed(1)
+	q.onAcknowledged(1)
 	return dropNone
 }
 
-// scatter places b in the elements of the READ at una.
-func (q *qp) scatter(b []byte) {
+// scatterRead places b in the elements of the READ at una.
+func (q *qp) scatterRead(b []byte) {
 	sges := q.SQ.Elements(q.req.una.at)
 	var at softverbs.Cursor
 	at.Skip(sges, int(q.req.una.off))

@@ -41,19 +41,19 @@ const (
 	probeAfter = 2
 )
 
-// place is a position in the send queue: byte off of the request at position at.
+// sendPosition is a position in the send queue: byte off of the request at position at.
 // The packet there has the sequence number psn. off is a multiple of the path
 // MTU.
-type place struct {
+type sendPosition struct {
 	at  uint64
 	off uint32
 	psn uint32
 }
 
-// requester is the half of a connection that sends requests.
-type requester struct {
-	una place // the oldest packet that is not acknowledged
-	cur place // the next to be sent
+// requestHalf is the half of a connection that sends requests.
+type requestHalf struct {
+	una sendPosition // the oldest packet that is not acknowledged
+	cur sendPosition // the next to be sent
 	// Requests before the position begun have sequence numbers; those of all of
 	// them are before top.
 	begun uint64
@@ -87,7 +87,7 @@ type requester struct {
 	stuck       int  // timeouts in a row without progress
 }
 
-func (r *requester) init(q *qp, psn uint32, limit int32) {
+func (r *requestHalf) init(q *qp, psn uint32, limit int32) {
 	r.una.psn, r.cur.psn, r.top, r.high = psn, psn, psn, psn
 	r.reads = make([]uint32, q.ord)
 	r.limit = limit
@@ -103,32 +103,32 @@ func windowLimit(buffer, mtu int) int32 {
 	return int32(min(max(buffer/4/mtu, baseWindow), maxWindow))
 }
 
-func (r *requester) outstanding() int32 { return psnDiff(r.cur.psn, r.una.psn) }
+func (r *requestHalf) outstandingPackets() int32 { return psnDiff(r.cur.psn, r.una.psn) }
 
-// requestable reports whether a packet may be sent.
-func (q *qp) requestable() bool {
+// maySend reports whether a packet may be sent.
+func (q *qp) maySend() bool {
 	r := &q.req
-	if r.hold || r.waitUntil != 0 || r.cur.at == q.SQ.Tail || r.outstanding() >= r.window {
+	if r.hold || r.waitUntil != 0 || r.cur.at == q.SQ.Tail || r.outstandingPackets() >= r.window {
 		return false
 	}
 	return q.SQ.At(r.cur.at).Op != verbs.OpRead || r.readTail-r.readHead < uint64(len(r.reads))
 }
 
-// request appends packets to the outbox until the window or the outbox is full
+// sendRequests appends packets to the outbox until the window or the outbox is full
 // or nothing is left.
-func (q *qp) request() {
+func (q *qp) sendRequests() {
 	r := &q.req
 	idle := r.una.psn == r.high
-	for q.requestable() {
+	for q.maySend() {
 		e := q.SQ.At(r.cur.at)
 		switch {
-		case local(e) && r.cur.at < r.begun: // was executed the first time
-			r.step()
-		case local(e):
+		case isLocal(e) && r.cur.at < r.begun: // was executed the first time
+			r.nextRequest()
+		case isLocal(e):
 			if !q.localWork(e) {
 				return
 			}
-		case !q.out.room():
+		case !q.out.makeRoom():
 			return
 		case !q.assignPSNs(e):
 			return
@@ -138,7 +138,7 @@ func (q *qp) request() {
 			q.sendPacket(e)
 		}
 	}
-	if r.outstanding() == 0 {
+	if r.outstandingPackets() == 0 {
 		return
 	}
 	if idle {
@@ -161,7 +161,7 @@ func (q *qp) assignPSNs(e *softverbs.Send) bool {
 		q.hangUp(verbs.StatusLocalProt, errRegionClosed)
 		return false
 	}
-	last := psnAdd(r.cur.psn, packets(e.Length, q.mtu)-1)
+	last := psnAdd(r.cur.psn, packetCount(e.Length, q.mtu)-1)
 	e.End = uint64(last)
 	r.begun = r.cur.at + 1
 	r.top = psnAdd(last, 1)
@@ -170,8 +170,8 @@ func (q *qp) assignPSNs(e *softverbs.Send) bool {
 
 var errRegionClosed = errors.New("region of a request was closed before the request was done")
 
-// step moves cur to the next request.
-func (r *requester) step() {
+// nextRequest moves cur to the next request.
+func (r *requestHalf) nextRequest() {
 	r.cur.at++
 	r.cur.off, r.curAt = 0, softverbs.Cursor{}
 }
@@ -186,7 +186,7 @@ func (q *qp) localWork(e *softverbs.Send) bool {
 	}
 	r := &q.req
 	r.begun = r.cur.at + 1
-	r.step()
+	r.nextRequest()
 	q.skipLocal()
 	return true
 }
@@ -194,7 +194,7 @@ func (q *qp) localWork(e *softverbs.Send) bool {
 // skipLocal moves una over local work that was executed.
 func (q *qp) skipLocal() {
 	r := &q.req
-	for r.una.at < r.begun && r.una.off == 0 && local(q.SQ.At(r.una.at)) {
+	for r.una.at < r.begun && r.una.off == 0 && isLocal(q.SQ.At(r.una.at)) {
 		r.una.at++
 	}
 }
@@ -207,8 +207,8 @@ func (q *qp) sendPacket(e *softverbs.Send) {
 	op := packetOpcode(e.Op, first, last)
 	shape := &shapes[op]
 	pad := padLen(n)
-	head := q.out.begin(q, shape.size, shape.size+n+pad+icrcLen)
-	ask := last || r.sinceAck+1 >= ackEvery || r.outstanding()+1 >= r.window
+	head := q.out.beginPacket(q, shape.size, shape.size+n+pad+icrcLen)
+	ask := last || r.sinceAck+1 >= ackEvery || r.outstandingPackets()+1 >= r.window
 	putBTH(head, op, pad, q.peerQPN, r.cur.psn, ask)
 	q.setPKey(head)
 	at := bthLen
@@ -222,11 +222,11 @@ func (q *qp) sendPacket(e *softverbs.Send) {
 		be.PutUint32(head[at:], e.Key)
 	}
 	q.out.headerDone(head)
-	q.gather(n)
-	q.out.end(pad)
+	q.appendPayload(n)
+	q.out.endPacket(pad)
 	q.advancePSN(1, ask)
 	if r.cur.off += uint32(n); last {
-		r.step()
+		r.nextRequest()
 	}
 }
 
@@ -261,13 +261,13 @@ func packetOpcode(op verbs.Opcode, first, last bool) opcode {
 	return o
 }
 
-// gather appends the next n bytes of the payload to the packet.
-func (q *qp) gather(n int) {
+// appendPayload appends the next n bytes of the payload to the packet.
+func (q *qp) appendPayload(n int) {
 	r := &q.req
 	sges := q.SQ.Elements(r.cur.at)
 	for n > 0 {
 		b := r.curAt.Next(sges, n)
-		q.out.payload(b)
+		q.out.appendPayload(b)
 		n -= len(b)
 	}
 }
@@ -292,7 +292,7 @@ func (q *qp) advancePSN(n uint32, asked bool) {
 }
 
 // onAck handles an ACK, a NAK or an RNR NAK.
-func (q *qp) onAck(b bth) drop {
+func (q *qp) onAck(b bth) dropReason {
 	r := &q.req
 	a := aeth(b[bthLen:])
 	psn := b.psn()
@@ -305,25 +305,25 @@ func (q *qp) onAck(b bth) drop {
 	}
 	switch a.syndrome() & syndromeKindMask {
 	case syndromeAck:
-		q.acknowledge(psnAdd(psn, 1))
+		q.ackUpTo(psnAdd(psn, 1))
 		if r.una.psn != psnAdd(psn, 1) && psnDiff(psn, r.una.psn) >= 0 {
 			q.readAgain() // a READ before it was not answered
 		}
 	case syndromeRNR:
-		q.acknowledge(psn)
+		q.ackUpTo(psn)
 		q.notReady(rnrDelay(a.syndrome()))
 	case syndromeNAK:
-		q.acknowledge(psn)
-		return q.refused(a.syndrome())
+		q.ackUpTo(psn)
+		return q.onNak(a.syndrome())
 	default:
 		return dropHeader
 	}
 	return dropNone
 }
 
-// acknowledge moves una to psn, or to the first READ before it that was not
+// ackUpTo moves una to psn, or to the first READ before it that was not
 // answered.
-func (q *qp) acknowledge(psn uint32) {
+func (q *qp) ackUpTo(psn uint32) {
 	r := &q.req
 	before := r.una.psn
 	for psnDiff(psn, r.una.psn) > 0 && r.una.at < r.begun {
@@ -331,15 +331,15 @@ func (q *qp) acknowledge(psn uint32) {
 		if e.Op == verbs.OpRead {
 			break
 		}
-		q.advance(e, min(uint32(psnDiff(psn, r.una.psn)), uint32(psnDiff(uint32(e.End), r.una.psn))+1))
+		q.advanceUna(e, min(uint32(psnDiff(psn, r.una.psn)), uint32(psnDiff(uint32(e.End), r.una.psn))+1))
 	}
 	if n := psnDiff(r.una.psn, before); n > 0 {
-		q.progressed(n)
+		q.onAcknowledged(n)
 	}
 }
 
-// advance moves una over n packets of its request e.
-func (q *qp) advance(e *softverbs.Send, n uint32) {
+// advanceUna moves una over n packets of its request e.
+func (q *qp) advanceUna(e *softverbs.Send, n uint32) {
 	r := &q.req
 	if !r.fullArrived && fullAt(e, r.una.off, q.mtu) {
 		r.fullArrived = true
@@ -353,19 +353,19 @@ func (q *qp) advance(e *softverbs.Send, n uint32) {
 	}
 }
 
-// progressed accounts for n more packets that have arrived at the peer.
-func (q *qp) progressed(n int32) {
+// onAcknowledged accounts for n more packets that have arrived at the peer.
+func (q *qp) onAcknowledged(n int32) {
 	r := &q.req
 	r.progressAt, r.notReadySince, r.retriedRead = q.cq.clock, 0, false
 	r.gapTold, r.stuck = false, 0
 	if r.timed && psnDiff(r.una.psn, r.timedPSN) >= 0 {
-		r.measured(q.cq.clock - r.timedAt)
+		r.adaptTimeout(q.cq.clock - r.timedAt)
 	}
-	r.open(n)
+	r.widenWindow(n)
 	if psnDiff(r.una.psn, r.cur.psn) > 0 {
 		q.goBack() // cur moves forward: the packets in between have arrived
 	}
-	if r.outstanding() == 0 {
+	if r.outstandingPackets() == 0 {
 		q.setDeadline(0)
 	} else {
 		q.setDeadline(q.cq.clock + r.timeout)
@@ -373,8 +373,8 @@ func (q *qp) progressed(n int32) {
 	q.cq.activate(q)
 }
 
-// measured adapts the timeout to a round trip time, as RFC 6298 does.
-func (r *requester) measured(rtt int64) {
+// adaptTimeout adapts the timeout to a round trip time, as RFC 6298 does.
+func (r *requestHalf) adaptTimeout(rtt int64) {
 	r.timed = false
 	if r.srtt == 0 {
 		r.srtt, r.rttvar = rtt, rtt/2
@@ -385,8 +385,8 @@ func (r *requester) measured(rtt int64) {
 	r.timeout = max(min(r.srtt+4*r.rttvar, maxTimeout), r.floor)
 }
 
-// open widens the window after n packets have arrived.
-func (r *requester) open(n int32) {
+// widenWindow widens the window after n packets have arrived.
+func (r *requestHalf) widenWindow(n int32) {
 	if r.window < r.threshold {
 		r.window = min(r.window+n, r.limit)
 		return
@@ -397,8 +397,8 @@ func (r *requester) open(n int32) {
 	}
 }
 
-// narrow makes the window smaller after a loss.
-func (r *requester) narrow(window int32) {
+// narrowWindow makes the window smaller after a loss.
+func (r *requestHalf) narrowWindow(window int32) {
 	r.threshold = max(r.window/2, 2*minWindow)
 	r.window = max(min(window, r.threshold), minWindow)
 	r.credit = 0
@@ -417,15 +417,15 @@ func (q *qp) goBack() {
 	q.cq.activate(q)
 }
 
-// refused handles a NAK of the packet at una.
-func (q *qp) refused(syndrome byte) drop {
+// onNak handles a NAK of the packet at una.
+func (q *qp) onNak(syndrome byte) dropReason {
 	r := &q.req
 	status := verbs.StatusRemoteInvalid
 	switch syndrome {
 	case nakSequence:
 		q.cq.stats.seqNAKs.Add(1)
 		r.progressAt, r.gapTold = q.cq.clock, true
-		r.narrow(r.window / 2)
+		r.narrowWindow(r.window / 2)
 		q.goBack()
 		return dropNone
 	case nakAccess:
@@ -463,7 +463,7 @@ func (q *qp) notReady(delay int64) {
 		q.failRequest(verbs.StatusRetryExceeded, fmt.Errorf("peer had no receive for %s", q.dev.cfg.RNRTimeout))
 		return
 	}
-	r.narrow(minWindow)
+	r.narrowWindow(minWindow)
 	q.goBack()
 	r.waitUntil = now + delay
 	q.setDeadline(r.waitUntil)
@@ -488,7 +488,7 @@ func (q *qp) Expire(now int64) {
 	case r.waitUntil != 0:
 		r.waitUntil = 0
 		q.cq.activate(q)
-	case r.outstanding() > 0:
+	case r.outstandingPackets() > 0:
 		q.cq.stats.timeouts.Add(1)
 		r.stuck++
 		if limit := q.dev.cfg.RetryTimeout; q.cq.clock-r.progressAt > int64(limit) {
@@ -496,9 +496,9 @@ func (q *qp) Expire(now int64) {
 			return
 		}
 		if r.stuck >= probeAfter {
-			q.dev.cm.probe(q.conn)
+			q.dev.cm.probePeer(q.conn)
 		}
-		r.narrow(minWindow)
+		r.narrowWindow(minWindow)
 		r.timeout = min(2*r.timeout, maxTimeout)
 		q.goBack()
 		r.retriedRead = false

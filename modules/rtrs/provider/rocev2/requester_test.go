@@ -112,10 +112,10 @@ func TestC041_LargeReceiveBuffersWidenTheWindow(t *testing.T) {
 		{"small packets", 2 * socketBuffer, 1024, maxWindow},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := requester{window: firstWindow, limit: windowLimit(tt.buffer, tt.mtu)}
+			r := requestHalf{window: firstWindow, limit: windowLimit(tt.buffer, tt.mtu)}
 			r.threshold = r.limit
 			for range 100 {
-				r.open(64)
+				r.widenWindow(64)
 			}
 			if r.window != tt.want {
 				t.Errorf("the window opens to %d packets, want %d", r.window, tt.want)
@@ -186,8 +186,8 @@ func TestC038_AnswersThatHaveComeGoBeforeTheTimer(t *testing.T) {
 		const before = 3
 		c.post(verbs.OpSend, 2, 10)
 		c.wantPackets(opSendOnly)
-		var all []inbound
-		c.end.dev.faults.Store(&faults{inject: func(p inbound) []inbound {
+		var all []receivedPacket
+		c.end.dev.faults.Store(&testFaults{inject: func(p receivedPacket) []receivedPacket {
 			p.b = bytes.Clone(p.b)
 			if all = append(all, p); len(all) <= before {
 				return nil
@@ -400,7 +400,7 @@ func TestC030_NumbersAreOnACircle(t *testing.T) {
 			t.Errorf("%#x - %#x = %d, want %d", tt.a, tt.b, got, tt.want)
 		}
 	}
-	if psnAdd(psnMask, 2) != 1 || packets(0, 1024) != 1 || packets(1024, 1024) != 1 || packets(1025, 1024) != 2 || packets(1<<31, 256) != 1<<23 {
+	if psnAdd(psnMask, 2) != 1 || packetCount(0, 1024) != 1 || packetCount(1024, 1024) != 1 || packetCount(1025, 1024) != 2 || packetCount(1<<31, 256) != 1<<23 {
 		t.Error("sums are wrong")
 	}
 }

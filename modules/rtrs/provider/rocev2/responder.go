@@ -21,34 +21,34 @@ import (
 // rnrCode is the time that a peer waits if no receive is posted: 1.28 ms.
 const rnrCode = 14
 
-// responder is the half of a connection that receives requests.
-type responder struct {
+// responseHalf is the half of a connection that receives requests.
+type responseHalf struct {
 	psn    uint32 // expected
 	msn    uint32 // messages completed
 	silent bool   // the gap at psn was reported: no other NAK before it is filled
 
-	msg message // in progress
-	dst []byte  // the place of the message of the packet that was checked
+	msg partialMessage // in progress
+	dst []byte         // the place of the message of the packet that was checked
 
 	ackDue  bool
 	nak     byte // syndrome to be sent for psn, 0: none
-	serves  []serve
+	serves  []pendingRead
 	head    uint64
 	tail    uint64
 	serving uint32 // packets of the oldest serve that were sent
 }
 
-// message is the one that is being received.
-type message struct {
-	class class // classNone: none
+// partialMessage is the one that is being received.
+type partialMessage struct {
+	class messageClass // classNone: none
 	addr  uint64
 	key   uint32
 	total uint32 // of a WRITE
 	got   uint32
 }
 
-// serve is a READ of the peer that waits for its response.
-type serve struct {
+// pendingRead is a READ of the peer that waits for its response.
+type pendingRead struct {
 	psn    uint32
 	addr   uint64
 	key    uint32
@@ -56,13 +56,13 @@ type serve struct {
 	msn    uint32
 }
 
-func (x *responder) init(q *qp, psn uint32) {
+func (x *responseHalf) init(q *qp, psn uint32) {
 	x.psn = psn
-	x.serves = make([]serve, q.ird)
+	x.serves = make([]pendingRead, q.ird)
 }
 
-// wants reports whether there is an answer to send.
-func (x *responder) wants() bool { return x.ackDue || x.nak != 0 || x.head != x.tail }
+// hasAnswer reports whether there is an answer to send.
+func (x *responseHalf) hasAnswer() bool { return x.ackDue || x.nak != 0 || x.head != x.tail }
 
 // onRequest handles a packet of a request. It returns the number of completions.
 func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
@@ -75,11 +75,11 @@ func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int 
 		}
 		return 0
 	case d < 0:
-		q.repeated(b, shape)
+		q.onDuplicate(b, shape)
 		return 0
 	}
-	if nak := q.check(b, shape, payload); nak != 0 {
-		q.refuse(nak)
+	if nak := q.checkExpected(b, shape, payload); nak != 0 {
+		q.sendNak(nak)
 		return 0
 	}
 	x.silent = false
@@ -91,11 +91,11 @@ func (q *qp) onRequest(b bth, shape *opShape, payload []byte, wc *verbs.WC) int 
 		return 0
 	}
 	x.psn = psnAdd(x.psn, 1)
-	return q.deliver(b, shape, payload, wc)
+	return q.deliverPayload(b, shape, payload, wc)
 }
 
-// refuse answers with a NAK. The connection ends, except after an RNR NAK.
-func (q *qp) refuse(nak byte) {
+// sendNak answers with a NAK. The connection ends, except after an RNR NAK.
+func (q *qp) sendNak(nak byte) {
 	x := &q.resp
 	x.nak = nak
 	if nak&syndromeKindMask == syndromeRNR {
@@ -106,19 +106,19 @@ func (q *qp) refuse(nak byte) {
 	q.hangUp(verbs.StatusFatal, fmt.Errorf("peer broke the protocol: answered with NAK %#x", nak))
 }
 
-// repeated answers a packet that was taken before: its answer was lost.
-func (q *qp) repeated(b bth, shape *opShape) {
+// onDuplicate answers a packet that was taken before: its answer was lost.
+func (q *qp) onDuplicate(b bth, shape *opShape) {
 	x := &q.resp
 	if shape.class != classRead {
 		x.ackDue = true
 		return
 	}
 	s := newServe(b)
-	if len(x.serves) == 0 || psnDiff(psnAdd(s.psn, packets(s.length, q.mtu)-1), x.psn) >= 0 {
+	if len(x.serves) == 0 || psnDiff(psnAdd(s.psn, packetCount(s.length, q.mtu)-1), x.psn) >= 0 {
 		return // the first request was another one
 	}
 	// The peer repeats everything from here on.
-	for x.tail > x.head && psnDiff(x.last(q), s.psn) >= 0 {
+	for x.tail > x.head && psnDiff(x.lastPSN(q), s.psn) >= 0 {
 		x.tail--
 	}
 	if x.tail == x.head {
@@ -129,21 +129,21 @@ func (q *qp) repeated(b bth, shape *opShape) {
 	x.tail++
 }
 
-// last returns the last sequence number of the newest READ to answer.
-func (x *responder) last(q *qp) uint32 {
+// lastPSN returns the last sequence number of the newest READ to answer.
+func (x *responseHalf) lastPSN(q *qp) uint32 {
 	s := &x.serves[(x.tail-1)%uint64(len(x.serves))]
-	return psnAdd(s.psn, packets(s.length, q.mtu)-1)
+	return psnAdd(s.psn, packetCount(s.length, q.mtu)-1)
 }
 
-func newServe(b bth) serve {
+func newServe(b bth) pendingRead {
 	r := reth(b[bthLen:])
-	return serve{psn: b.psn(), addr: r.addr(), key: r.key(), length: r.length()}
+	return pendingRead{psn: b.psn(), addr: r.addr(), key: r.key(), length: r.length()}
 }
 
-// check checks the expected packet and finds the place of its message. It changes
+// checkExpected checks the expected packet and finds the place of its message. It changes
 // nothing else, so that the packet may come again. It returns the syndrome of a
 // NAK, or 0.
-func (q *qp) check(b bth, shape *opShape, payload []byte) byte {
+func (q *qp) checkExpected(b bth, shape *opShape, payload []byte) byte {
 	m := &q.resp.msg
 	if shape.first != (m.class == classNone) || !shape.first && m.class != shape.class {
 		return nakInvalid
@@ -178,22 +178,22 @@ func (q *qp) checkSend(b bth, shape *opShape, n uint32) byte {
 		q.RQ.Status = verbs.StatusLocalLength
 		return nakInvalid
 	}
-	if shape.inv && !q.invalidated(be.Uint32(b[bthLen:])) {
+	if shape.inv && !q.invalidateKey(be.Uint32(b[bthLen:])) {
 		q.RQ.Status = verbs.StatusRemoteInvalid
 		return nakAccess
 	}
 	return 0
 }
 
-// invalidated invalidates the key that a SEND WITH INVALIDATE names. It is the
+// invalidateKey invalidates the key that a SEND WITH INVALIDATE names. It is the
 // last check, so that nothing has to be undone.
-func (q *qp) invalidated(key uint32) bool { return q.Domain.Invalidate(key) == softverbs.KeyOK }
+func (q *qp) invalidateKey(key uint32) bool { return q.Domain.Invalidate(key) == softverbs.KeyOK }
 
 func (q *qp) checkWrite(b bth, shape *opShape, n uint32) byte {
 	m := q.resp.msg
 	if shape.first {
 		r := reth(b[bthLen:])
-		m = message{addr: r.addr(), key: r.key(), total: r.length()}
+		m = partialMessage{addr: r.addr(), key: r.key(), total: r.length()}
 	}
 	if m.total > maxMessage || shape.last != (m.got+n == m.total) || m.got+n > m.total {
 		return nakInvalid
@@ -223,13 +223,13 @@ func (q *qp) checkRead(b bth, n uint32) byte {
 	return 0
 }
 
-// deliver places a checked packet of a SEND or a WRITE. It returns the number
+// deliverPayload places a checked packet of a SEND or a WRITE. It returns the number
 // of completions.
-func (q *qp) deliver(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
+func (q *qp) deliverPayload(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	x := &q.resp
 	m := &x.msg
 	if shape.first {
-		*m = message{class: shape.class}
+		*m = partialMessage{class: shape.class}
 		if shape.reth {
 			r := reth(b[bthLen:])
 			m.addr, m.key, m.total = r.addr(), r.key(), r.length()
@@ -250,12 +250,12 @@ func (q *qp) deliver(b bth, shape *opShape, payload []byte, wc *verbs.WC) int {
 	if shape.class == classWrite && !shape.imm {
 		return 0
 	}
-	q.received(b, shape, wc)
+	q.completeReceive(b, shape, wc)
 	return 1
 }
 
-// received completes the oldest receive.
-func (q *qp) received(b bth, shape *opShape, wc *verbs.WC) {
+// completeReceive completes the oldest receive.
+func (q *qp) completeReceive(b bth, shape *opShape, wc *verbs.WC) {
 	*wc = verbs.WC{ID: q.RQ.Take(), QP: q.Context, Op: verbs.OpRecv, ByteLen: q.resp.msg.got}
 	word := b[shape.size-immLen:]
 	switch {
@@ -275,17 +275,17 @@ func (q *qp) deliverRead(b bth) {
 	s := newServe(b)
 	x.msn++
 	s.msn = x.msn
-	x.psn = psnAdd(x.psn, packets(s.length, q.mtu))
+	x.psn = psnAdd(x.psn, packetCount(s.length, q.mtu))
 	x.ackDue = false // the response acknowledges it
 	x.serves[x.tail%uint64(len(x.serves))] = s
 	x.tail++
 }
 
-// respond appends the answers to the outbox. It returns false if that is full.
-func (q *qp) respond() bool {
+// sendAnswers appends the answers to the outbox. It returns false if that is full.
+func (q *qp) sendAnswers() bool {
 	x := &q.resp
 	for x.head != x.tail {
-		if !q.out.room() {
+		if !q.out.makeRoom() {
 			return false
 		}
 		if !q.sendResponse() {
@@ -295,7 +295,7 @@ func (q *qp) respond() bool {
 	if x.nak == 0 && !x.ackDue {
 		return true
 	}
-	if !q.out.room() {
+	if !q.out.makeRoom() {
 		return false
 	}
 	syndrome, psn := byte(ackCreditsInvalid), psnAdd(x.psn, psnMask)
@@ -308,12 +308,12 @@ func (q *qp) respond() bool {
 }
 
 func (q *qp) sendAck(syndrome byte, psn uint32) {
-	head := q.out.begin(q, bthLen+aethLen, bthLen+aethLen+icrcLen)
+	head := q.out.beginPacket(q, bthLen+aethLen, bthLen+aethLen+icrcLen)
 	putBTH(head, opAck, 0, q.peerQPN, psn, false)
 	q.setPKey(head)
 	putAETH(head[bthLen:], syndrome, q.resp.msn)
 	q.out.headerDone(head)
-	q.out.end(0)
+	q.out.endPacket(0)
 }
 
 // sendResponse appends the next packet of the response to the oldest READ to the
@@ -328,7 +328,7 @@ func (q *qp) sendResponse() bool {
 	if n > 0 {
 		if data = q.Domain.Remote(s.key, s.addr, uint64(s.length), verbs.AccessRemoteRead); data == nil {
 			q.sendAck(nakAccess, psnAdd(s.psn, x.serving))
-			q.out.flush()
+			q.out.flushPackets()
 			q.hangUp(verbs.StatusFatal, errors.New("region of a READ of the peer was invalidated or closed"))
 			return false
 		}
@@ -346,7 +346,7 @@ func (q *qp) sendResponse() bool {
 	}
 	pad := padLen(int(n))
 	size := shapes[op].size
-	head := q.out.begin(q, size, size+int(n)+pad+icrcLen)
+	head := q.out.beginPacket(q, size, size+int(n)+pad+icrcLen)
 	putBTH(head, op, pad, q.peerQPN, psnAdd(s.psn, x.serving), false)
 	q.setPKey(head)
 	if shapes[op].aeth {
@@ -354,9 +354,9 @@ func (q *qp) sendResponse() bool {
 	}
 	q.out.headerDone(head)
 	if n > 0 {
-		q.out.payload(data)
+		q.out.appendPayload(data)
 	}
-	q.out.end(pad)
+	q.out.endPacket(pad)
 	if x.serving++; last {
 		x.serving = 0
 		x.head++

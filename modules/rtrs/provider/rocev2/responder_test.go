@@ -241,7 +241,7 @@ func TestC004_ForgedPacketsAreDropped(t *testing.T) {
 	forger := newRaw(t, testAddr(4), addrB)
 	tests := []struct {
 		name string
-		why  drop
+		why  dropReason
 		from *raw
 		edit func(b []byte) []byte
 	}{
@@ -291,14 +291,14 @@ func TestC004_ForgedPacketsAreDropped(t *testing.T) {
 }
 
 // dropped waits until one more packet was dropped for the reason.
-func (c *rawConn) dropped(why drop) {
+func (c *rawConn) dropped(why dropReason) {
 	c.t.Helper()
 	seen := func() uint64 { return c.end.dev.Stats().Dropped[why] }
 	c.end.until("a dropped packet: "+DropReason(int(why)), func() bool { return seen() > 0 })
 	if seen() != 1 {
 		c.t.Errorf("%d packets were dropped: %s", seen(), DropReason(int(why)))
 	}
-	for _, n := range [...]*counters{c.end.cq.(*cq).stats, &c.end.dev.cm.stats} {
+	for _, n := range [...]*queueCounters{c.end.cq.(*compQueue).stats, &c.end.dev.cm.stats} {
 		n.dropped[why].Store(0)
 	}
 }
@@ -308,7 +308,7 @@ func TestC004_ForgedDatagramsAreDropped(t *testing.T) {
 	f := r.request(l.Addr())
 	tests := []struct {
 		name string
-		why  drop
+		why  dropReason
 		edit func(b []byte)
 	}{
 		{"with a wrong queue key", dropKey, func(b []byte) { b[15]++ }},
@@ -345,15 +345,15 @@ func TestKeyGoesWhileAPacketIsTaken(t *testing.T) {
 			}
 			fill(payload, 5)
 			b, shape := bth(c.packet(op, c.reth(0, n), payload)), &shapes[op]
-			if nak := q.check(b, shape, payload); nak != 0 {
+			if nak := q.checkExpected(b, shape, payload); nak != 0 {
 				t.Fatalf("NAK %#x", nak)
 			}
 			q.Domain.Invalidate(c.mr.RKey())
 			var wc verbs.WC
-			q.deliver(b, shape, payload, &wc)
+			q.deliverPayload(b, shape, payload, &wc)
 			if op == opWriteFirst {
 				b = c.packet(opWriteLast, nil, payload)
-				if nak := q.check(b, &shapes[opWriteLast], payload); nak != nakAccess {
+				if nak := q.checkExpected(b, &shapes[opWriteLast], payload); nak != nakAccess {
 					t.Errorf("the next packet: %#x, want %#x", nak, nakAccess)
 				}
 			}

@@ -62,7 +62,7 @@ func (d *Device) listenService(s verbs.Service) (verbs.Listener, error) {
 	m := &d.cm
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.taken(s.ID, s.Local, s.PKey) {
+	if m.idTaken(s.ID, s.Local, s.PKey) {
 		return nil, errors.New("another listener of this device has the service")
 	}
 	return m.newListener(netip.AddrPortFrom(s.Local, 0), s.ID, s.PKey), nil
@@ -81,7 +81,7 @@ func (d *Device) ConnectService(ctx context.Context, v verbs.QP, s verbs.Service
 	if err != nil {
 		return nil, fmt.Errorf("connect to service %#x at %s: %w", s.ID, dst, err)
 	}
-	answer, err := d.connect(ctx, q, target{src: s.Local, dst: dst.Unmap(), service: s.ID, pkey: s.PKey, private: private})
+	answer, err := d.connectTo(ctx, q, connTarget{src: s.Local, dst: dst.Unmap(), service: s.ID, pkey: s.PKey, private: private})
 	if err != nil {
 		if q.Move(softverbs.Connecting, softverbs.Down) {
 			q.cq.giveNumber(q)

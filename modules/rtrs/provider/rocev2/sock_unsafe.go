@@ -27,9 +27,9 @@ func (c *controlBuf) setSegment(size int) {
 	binary.NativeEndian.PutUint16(c.bytes()[unix.CmsgLen(0):], uint16(size))
 }
 
-// segment returns the segment size that the kernel reports in the first n
+// segmentSize returns the segment size that the kernel reports in the first n
 // bytes of c, or 0 if the datagram is not merged.
-func (c *controlBuf) segment(n int) int {
+func (c *controlBuf) segmentSize(n int) int {
 	h := (*unix.Cmsghdr)(unsafe.Pointer(c))
 	if n < unix.CmsgLen(4) || h.Level != unix.SOL_UDP || h.Type != unix.UDP_GRO {
 		return 0
@@ -43,7 +43,7 @@ type sockaddr struct {
 	n   uint32
 }
 
-func (s *sockaddr) set(p peerAddr) {
+func (s *sockaddr) setPeer(p peerAddr) {
 	port := [2]byte{byte(p.port >> 8), byte(p.port & 0xff)}
 	if p.addr.Is4() {
 		in := (*unix.RawSockaddrInet4)(unsafe.Pointer(&s.raw))
@@ -55,8 +55,8 @@ func (s *sockaddr) set(p peerAddr) {
 	s.n = unix.SizeofSockaddrInet6
 }
 
-// from returns the address, as 16 bytes, and the port.
-func (s *sockaddr) from() (addr [16]byte, port uint16) {
+// peerOf returns the address, as 16 bytes, and the port.
+func (s *sockaddr) peerOf() (addr [16]byte, port uint16) {
 	var b [2]byte
 	if s.raw.Family == unix.AF_INET {
 		in := (*unix.RawSockaddrInet4)(unsafe.Pointer(&s.raw))
@@ -83,9 +83,9 @@ func receiveMany(fd int, msgs []mmsghdr) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// describe makes m a message of iov to or from name, with control when it is
+// setMessage makes m a message of iov to or from name, with control when it is
 // not nil.
-func (m *mmsghdr) describe(name *sockaddr, iov []unix.Iovec, control *controlBuf) {
+func (m *mmsghdr) setMessage(name *sockaddr, iov []unix.Iovec, control *controlBuf) {
 	m.n = 0
 	m.hdr = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&name.raw)), Namelen: name.n, Iov: &iov[0]}
 	m.hdr.SetIovlen(len(iov))

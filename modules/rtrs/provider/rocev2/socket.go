@@ -31,8 +31,8 @@ const (
 	socketBuffer = 8 << 20
 )
 
-// port implements UDP 4791 at one address.
-type port struct {
+// udpPort implements UDP 4791 at one address.
+type udpPort struct {
 	dev     *Device
 	addr    netip.Addr
 	mtu     uint8 // code of the largest path MTU
@@ -64,7 +64,7 @@ func newPeerAddr(a netip.Addr) peerAddr {
 }
 
 // openPort binds the sockets of slots 0 to slots.
-func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
+func (d *Device) openPort(addr netip.Addr, slots int) (*udpPort, error) {
 	if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() {
 		return nil, fmt.Errorf("open UDP port %d at %s: not the address of this host", roceUDPPort, addr)
 	}
@@ -72,8 +72,8 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, addr, err)
 	}
-	p := &port{dev: d, addr: addr, mtu: code, done: make(chan struct{})}
-	if err := p.open(slots); err != nil {
+	p := &udpPort{dev: d, addr: addr, mtu: code, done: make(chan struct{})}
+	if err := p.openSockets(slots); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -82,8 +82,8 @@ func (d *Device) openPort(addr netip.Addr, slots int) (*port, error) {
 	return p, nil
 }
 
-func (p *port) open(slots int) error {
-	first, err := p.bind(true)
+func (p *udpPort) openSockets(slots int) error {
+	first, err := p.bindSocket(true)
 	if err != nil {
 		return err
 	}
@@ -91,9 +91,9 @@ func (p *port) open(slots int) error {
 		return fmt.Errorf("open UDP port %d at %s: %w", roceUDPPort, p.addr, err)
 	}
 	p.socks = []int{-1}
-	p.offloads()
+	p.probeOffloads()
 	for range max(slots, 1) {
-		if err := p.grow(); err != nil {
+		if err := p.addSocket(); err != nil {
 			return err
 		}
 	}
@@ -102,7 +102,7 @@ func (p *port) open(slots int) error {
 
 // selectSockets makes the kernel pick the socket of each packet. Device.mu is
 // held.
-func (p *port) selectSockets() error {
+func (p *udpPort) selectSockets() error {
 	multicast := uint32(0) // queue pair 1 drops it
 	if p.dev.ud != nil {
 		multicast = p.dev.ud.index
@@ -132,9 +132,9 @@ func selectFilter(multicast uint32) []unix.SockFilter {
 	}
 }
 
-// grow opens the socket of the next slot.
-func (p *port) grow() error {
-	fd, err := p.bind(false)
+// addSocket opens the socket of the next slot.
+func (p *udpPort) addSocket() error {
+	fd, err := p.bindSocket(false)
 	if err != nil {
 		return err
 	}
@@ -145,9 +145,9 @@ func (p *port) grow() error {
 	return nil
 }
 
-// bind opens a socket. The first of a port must have it alone, so that a
+// bindSocket opens a socket. The first of a port must have it alone, so that a
 // second process is refused; later ones join its group.
-func (p *port) bind(first bool) (int, error) {
+func (p *udpPort) bindSocket(first bool) (int, error) {
 	family := unix.AF_INET6
 	var sa unix.Sockaddr = &unix.SockaddrInet6{Port: roceUDPPort, Addr: p.addr.As16(), ZoneId: newPeerAddr(p.addr).scope}
 	if p.addr.Is4() {
@@ -198,7 +198,7 @@ func setOptions(fd, family int) error {
 }
 
 // takeControl gives socket 0 to the runtime's poller.
-func (p *port) takeControl(fd int) error {
+func (p *udpPort) takeControl(fd int) error {
 	f := os.NewFile(uintptr(fd), "rocev2-control")
 	defer f.Close()
 	c, err := net.FilePacketConn(f)
@@ -209,8 +209,8 @@ func (p *port) takeControl(fd int) error {
 	return nil
 }
 
-// offloads tests the kernel for offloads.
-func (p *port) offloads() {
+// probeOffloads tests the kernel for offloads.
+func (p *udpPort) probeOffloads() {
 	if p.dev.cfg.NoOffload {
 		return
 	}
@@ -226,7 +226,7 @@ func (p *port) offloads() {
 
 // stopMerging turns GRO off: the kernel has merged packets of different queue
 // pairs, and delivers all of them to the socket of the first. No lock is held.
-func (p *port) stopMerging() {
+func (p *udpPort) stopMerging() {
 	if !p.gro.Swap(false) {
 		return
 	}
@@ -240,7 +240,7 @@ func (p *port) stopMerging() {
 	p.dev.cfg.Logger.Info("rocev2 turned receive offload off: the kernel merges packets of different queue pairs", "address", p.addr)
 }
 
-func (p *port) close() {
+func (p *udpPort) close() {
 	if p.control != nil {
 		p.control.Close()
 	}
@@ -313,8 +313,8 @@ func sourceFor(dst netip.Addr) (netip.Addr, error) {
 	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
-// shrink closes the socket that was opened last.
-func (p *port) shrink() {
+// closeLast closes the socket that was opened last.
+func (p *udpPort) closeLast() {
 	last := len(p.socks) - 1
 	unix.Close(p.socks[last])
 	p.socks = p.socks[:last]

@@ -30,7 +30,7 @@ func TestC042_MergingStopsWhenItMixesQueuePairs(t *testing.T) {
 			b := make([]byte, shapes[opSendOnly].size+icrcLen)
 			putBTH(b, opSendOnly, 0, 0xabcd<<slotBits|o.cq.slot.index+tt.slot, 0, false)
 			var wc verbs.WC
-			o.cq.packet(&inbound{b: b, id: tt.id, addr: o.q.peer, out: o.q.out}, &wc)
+			o.cq.deliverCounted(&receivedPacket{b: b, id: tt.id, addr: o.q.peer, out: o.q.out}, &wc)
 			if p.gro.Load() != tt.want {
 				t.Errorf("merging is on: %t", !tt.want)
 			}
@@ -62,13 +62,13 @@ func TestC042_RefusedSegmentedSends(t *testing.T) {
 			c, _ := pairOf(t, Config{})
 			out := c.qp.out
 			out.gso = true
-			out.runs[0] = run{q: c.qp, size: tt.size, packets: 2}
+			out.runs[0] = packetRun{q: c.qp, size: tt.size, packets: 2}
 			out.n = 1
-			out.refused(tt.errno)
+			out.skipMessage(tt.errno)
 			if out.gso != tt.want || out.at != 1 {
 				t.Errorf("segmented sends are on: %t, %d messages wait", out.gso, out.n-out.at)
 			}
-			out.discard()
+			out.discardAll()
 		})
 	}
 }
@@ -77,11 +77,11 @@ func TestC042_RefusedSendsAreLost(t *testing.T) {
 	o := newOffline(t) // its socket refuses everything
 	defer o.finish()
 	out := o.q.out
-	o.cq.transmit()
+	o.cq.transmitActive()
 	if out.at != 0 || out.n != 0 {
 		t.Errorf("%d messages wait", out.n-out.at)
 	}
-	if n := o.q.req.outstanding(); n == 0 {
+	if n := o.q.req.outstandingPackets(); n == 0 {
 		t.Error("nothing was sent")
 	}
 }
@@ -91,7 +91,7 @@ func TestC042_EqualPacketsOfAQueuePairAreOneSend(t *testing.T) {
 	defer o.finish()
 	out := o.q.out
 	out.gso = true
-	o.q.request()
+	o.q.sendRequests()
 	sizes := []int{}
 	for _, r := range out.runs[:out.n] {
 		if full := r.size * r.packets; r.total != full && (!r.short || r.total >= full) {

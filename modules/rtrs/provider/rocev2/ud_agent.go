@@ -30,16 +30,16 @@ const udPeers = 4096
 
 // udAgent receives the datagrams of a port.
 type udAgent struct {
-	port  *port
+	port  *udpPort
 	slot  uint32
 	conn  *net.UDPConn // a duplicate of the slot's socket
 	raw   syscall.RawConn
 	done  chan struct{}
-	stage stage
-	out   *outbox // names the socket to stage
-	stats *counters
+	stage receiveStage
+	out   *sendBatch // names the socket to stage
+	stats *queueCounters
 	// The goroutine's own.
-	from  map[sourceKey]*pseudo
+	from  map[sourceKey]*crcPrefix
 	ready []*udQP // have got datagrams and were not woken yet
 
 	mu     sync.Mutex
@@ -88,7 +88,7 @@ func (d *Device) openDatagrams(cfg verbs.DatagramConfig) (*udQP, error) {
 		return nil, err
 	}
 	q := newUDQP(d, a, cfg, datagramRoom(p.addr, mtu))
-	if err := a.add(q); err != nil {
+	if err := a.addQP(q); err != nil {
 		return nil, err
 	}
 	d.users++
@@ -106,7 +106,7 @@ func datagramRoom(addr netip.Addr, mtu int) int {
 }
 
 // agentAt returns the agent of a port, started if it is not yet. d.mu is held.
-func (d *Device) agentAt(p *port) (*udAgent, error) {
+func (d *Device) agentAt(p *udpPort) (*udAgent, error) {
 	if d.closed {
 		return nil, verbs.ErrClosed
 	}
@@ -116,7 +116,7 @@ func (d *Device) agentAt(p *port) (*udAgent, error) {
 	if a := d.agents[p]; a != nil {
 		return a, nil
 	}
-	conn, err := duplicate(p.socks[d.ud.index])
+	conn, err := dupForPoller(p.socks[d.ud.index])
 	if err != nil {
 		return nil, err
 	}
@@ -125,8 +125,8 @@ func (d *Device) agentAt(p *port) (*udAgent, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	a := &udAgent{
-		port: p, slot: d.ud.index, conn: conn, raw: raw, done: make(chan struct{}), stats: &counters{},
-		out: &outbox{port: p}, from: map[sourceKey]*pseudo{}, qps: map[uint32]*udQP{}, number: rand.Uint32(),
+		port: p, slot: d.ud.index, conn: conn, raw: raw, done: make(chan struct{}), stats: &queueCounters{},
+		out: &sendBatch{port: p}, from: map[sourceKey]*crcPrefix{}, qps: map[uint32]*udQP{}, number: rand.Uint32(),
 	}
 	a.stage = newStage(a.stats)
 	d.agents[p] = a
@@ -146,7 +146,7 @@ func (d *Device) takeUDSlot() error {
 	if err := d.growPorts(); err != nil {
 		return err
 	}
-	d.ud = &slot{index: uint32(len(d.slots))}
+	d.ud = &cqSlot{index: uint32(len(d.slots))}
 	d.slots = append(d.slots, d.ud)
 	for _, p := range d.ports {
 		if err := p.selectSockets(); err != nil {
@@ -156,8 +156,8 @@ func (d *Device) takeUDSlot() error {
 	return nil
 }
 
-// duplicate gives the runtime's poller a descriptor of the same socket.
-func duplicate(fd int) (*net.UDPConn, error) {
+// dupForPoller gives the runtime's poller a descriptor of the same socket.
+func dupForPoller(fd int) (*net.UDPConn, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -171,8 +171,8 @@ func duplicate(fd int) (*net.UDPConn, error) {
 	return c.(*net.UDPConn), nil
 }
 
-// add gives q a number and makes it reachable.
-func (a *udAgent) add(q *udQP) error {
+// addQP gives q a number and makes it reachable.
+func (a *udAgent) addQP(q *udQP) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for range queuesPerCQ {
@@ -204,7 +204,7 @@ func (d *Device) removeDatagrams(q *udQP) {
 		a.conn.Close()
 		<-a.done
 	}
-	d.release()
+	d.removeUser()
 }
 
 // run receives until the agent is closed. Queue pairs are woken after each
@@ -213,24 +213,24 @@ func (a *udAgent) run() {
 	defer close(a.done)
 	read := func(fd uintptr) bool {
 		a.out.fd = int(fd)
-		return a.stage.fill(a.out) > 0
+		return a.stage.fillFrom(a.out) > 0
 	}
 	for a.raw.Read(read) == nil {
 		for !a.stage.empty() {
-			p := a.stage.next()
+			p := a.stage.nextPacket()
 			a.stats.received.Add(1)
-			if why := a.packet(&p); why != dropNone {
+			if why := a.onPacket(&p); why != dropNone {
 				a.stats.dropped[why].Add(1)
 			}
 			if a.stage.off == 0 {
-				a.wake()
+				a.wakeReceivers()
 			}
 		}
 	}
 }
 
-// wake wakes the queue pairs that have got datagrams.
-func (a *udAgent) wake() {
+// wakeReceivers wakes the queue pairs that have got datagrams.
+func (a *udAgent) wakeReceivers() {
 	for _, q := range a.ready {
 		q.more.Signal()
 	}
@@ -238,8 +238,8 @@ func (a *udAgent) wake() {
 	a.ready = a.ready[:0]
 }
 
-// packet checks a packet and delivers it.
-func (a *udAgent) packet(p *inbound) drop {
+// onPacket checks a packet and delivers it.
+func (a *udAgent) onPacket(p *receivedPacket) dropReason {
 	b := bth(p.b)
 	switch {
 	case len(b) < bthLen+dethLen+icrcLen || len(b) > bthLen+dethLen+maxDatagram+icrcLen:
@@ -252,27 +252,27 @@ func (a *udAgent) packet(p *inbound) drop {
 	if p.id > 0 && b.qpn() != verbs.MulticastQPN && b.qpn()&(1<<slotBits-1) != a.slot {
 		a.port.stopMerging()
 	}
-	if !a.pseudoFrom(p).check(b, nil, p.id) {
+	if !a.pseudoFrom(p).checkPacket(b, nil, p.id) {
 		return dropICRC
 	}
-	return a.deliver(p, b)
+	return a.deliverDatagram(p, b)
 }
 
-// deliver gives the datagram b to those that it is for. It returns the reason
+// deliverDatagram gives the datagram b to those that it is for. It returns the reason
 // if no queue pair took it.
-func (a *udAgent) deliver(p *inbound, b bth) drop {
+func (a *udAgent) deliverDatagram(p *receivedPacket, b bth) dropReason {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if b.qpn() != verbs.MulticastQPN {
 		if q := a.qps[b.qpn()]; q != nil {
-			return a.give(q, p, b, false)
+			return a.giveDatagram(q, p, b, false)
 		}
 		return dropQPN
 	}
 	why := dropQPN
 	for _, q := range a.qps {
-		if q.attached() {
-			if d := a.give(q, p, b, true); d == dropNone || why == dropQPN {
+		if q.isAttached() {
+			if d := a.giveDatagram(q, p, b, true); d == dropNone || why == dropQPN {
 				why = d
 			}
 		}
@@ -280,8 +280,8 @@ func (a *udAgent) deliver(p *inbound, b bth) drop {
 	return why
 }
 
-// give gives the datagram b to q and notes q for wake.
-func (a *udAgent) give(q *udQP, p *inbound, b bth, multicast bool) drop {
+// giveDatagram gives the datagram b to q and notes q for wake.
+func (a *udAgent) giveDatagram(q *udQP, p *receivedPacket, b bth, multicast bool) dropReason {
 	why := q.onDatagram(p, b, multicast)
 	if why == dropNone && !slices.Contains(a.ready, q) {
 		a.ready = append(a.ready, q)
@@ -290,7 +290,7 @@ func (a *udAgent) give(q *udQP, p *inbound, b bth, multicast bool) drop {
 }
 
 // pseudoFrom returns the pseudo header of packets from the sender of p.
-func (a *udAgent) pseudoFrom(p *inbound) *pseudo {
+func (a *udAgent) pseudoFrom(p *receivedPacket) *crcPrefix {
 	key := sourceKey{p.addr, p.sport}
 	ps := a.from[key]
 	if ps == nil {

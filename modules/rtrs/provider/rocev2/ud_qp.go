@@ -78,7 +78,7 @@ func (q *udQP) Detach(mgid [16]byte) error {
 	return nil
 }
 
-func (q *udQP) attached() bool {
+func (q *udQP) isAttached() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.groups) > 0
@@ -86,7 +86,7 @@ func (q *udQP) attached() bool {
 
 // onDatagram keeps the datagram b for Receive. The agent signals q.more
 // afterwards.
-func (q *udQP) onDatagram(p *inbound, b bth, multicast bool) drop {
+func (q *udQP) onDatagram(p *receivedPacket, b bth, multicast bool) dropReason {
 	deth := b[bthLen:]
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -115,7 +115,7 @@ func (q *udQP) onDatagram(p *inbound, b bth, multicast bool) drop {
 // entryFor returns the entry for a payload of n bytes: that of the datagrams
 // that it came merged with, or a new one. It returns nil if none is free. q.mu
 // is held.
-func (q *udQP) entryFor(p *inbound, qpn uint32, multicast bool, n int) *udEntry {
+func (q *udQP) entryFor(p *receivedPacket, qpn uint32, multicast bool, n int) *udEntry {
 	peer := netip.AddrFrom16(p.addr).Unmap()
 	if q.merged && q.n > 0 && !q.closed {
 		e := &q.ring[(q.head+q.n-1)%len(q.ring)]
@@ -139,7 +139,7 @@ func (q *udQP) Receive(msgs []verbs.Datagram) (int, error) {
 	defer q.mu.Unlock()
 	for n := 0; ; {
 		for q.n > 0 && n < len(msgs) {
-			e, payload := q.take()
+			e, payload := q.popDatagram()
 			m := &msgs[n]
 			if len(payload) > cap(m.Payload) {
 				q.drops.Length++
@@ -159,9 +159,9 @@ func (q *udQP) Receive(msgs []verbs.Datagram) (int, error) {
 	}
 }
 
-// take removes the oldest datagram. The results are valid while q.mu is held.
+// popDatagram removes the oldest datagram. The results are valid while q.mu is held.
 // q.n is not 0.
-func (q *udQP) take() (e *udEntry, payload []byte) {
+func (q *udQP) popDatagram() (e *udEntry, payload []byte) {
 	e = &q.ring[q.head]
 	start := 0
 	if q.next > 0 {

@@ -68,14 +68,14 @@ type udRun struct {
 type udPeer struct {
 	addr netip.Addr
 	to   sockaddr
-	ps   pseudo
+	ps   crcPrefix
 }
 
 func (s *udSender) init(a *udAgent) {
 	s.raw, s.gso, s.psn, s.peers = a.raw, a.port.gso, random32()&psnMask, map[netip.Addr]*udPeer{}
 	s.runs, s.msgs, s.ctl = make([]udRun, udBatch), make([]mmsghdr, udBatch), make([]controlBuf, udBatch)
 	s.vecs, s.heads = make([]unix.Iovec, 3*udBatch), make([]byte, (udHead+udTail)*udBatch)
-	s.call = s.transfer
+	s.call = s.sendOnce
 }
 
 // Send implements verbs.DatagramQP.
@@ -87,8 +87,8 @@ func (q *udQP) Send(msgs []verbs.Datagram) (int, error) {
 		return 0, fmt.Errorf("send datagram: %w", verbs.ErrClosed)
 	}
 	for done := 0; done < len(msgs); {
-		n, err := q.list(msgs[done:])
-		took := q.transmit(n)
+		n, err := q.listBatch(msgs[done:])
+		took := q.transmitBatch(n)
 		done += took
 		if err != nil && took == n {
 			return done, err
@@ -97,13 +97,13 @@ func (q *udQP) Send(msgs []verbs.Datagram) (int, error) {
 	return len(msgs), nil
 }
 
-// list lists the packets of msgs, udBatch at most, and returns their number. An
+// listBatch lists the packets of msgs, udBatch at most, and returns their number. An
 // error concerns msgs[n].
-func (q *udQP) list(msgs []verbs.Datagram) (n int, err error) {
+func (q *udQP) listBatch(msgs []verbs.Datagram) (n int, err error) {
 	s := &q.send
 	s.at, s.n, s.vecsUsed, s.headUsed = 0, 0, 0, 0
 	for n < len(msgs) && n < udBatch {
-		if err := q.add(n, &msgs[n]); err != nil {
+		if err := q.addDatagram(n, &msgs[n]); err != nil {
 			return n, err
 		}
 		n++
@@ -111,16 +111,16 @@ func (q *udQP) list(msgs []verbs.Datagram) (n int, err error) {
 	return n, nil
 }
 
-// add lists datagram i of the batch.
-func (q *udQP) add(i int, m *verbs.Datagram) error {
+// addDatagram lists datagram i of the batch.
+func (q *udQP) addDatagram(i int, m *verbs.Datagram) error {
 	if len(m.Payload) > q.room {
 		return fmt.Errorf("send datagram of %d bytes, at most %d: %w", len(m.Payload), q.room, unix.EMSGSIZE)
 	}
 	s, pad := &q.send, padLen(len(m.Payload))
 	size := udHead + len(m.Payload) + pad + icrcLen
-	r := s.follows(m, size)
+	r := s.runFor(m, size)
 	if r == nil {
-		peer, err := q.peer(m.Peer)
+		peer, err := q.peerRecord(m.Peer)
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (q *udQP) add(i int, m *verbs.Datagram) error {
 		s.n++
 		*r = udRun{peer: peer, qpn: m.QPN, start: i, first: s.vecsUsed, size: size}
 	}
-	crc := r.peer.ps.start(size, uint16(r.packets))
+	crc := r.peer.ps.startCRC(size, uint16(r.packets))
 	r.packets++
 	r.total += size
 	r.short = size < r.size
@@ -142,17 +142,17 @@ func (q *udQP) add(i int, m *verbs.Datagram) error {
 	crc = sumHeader(crc, head)
 	if len(m.Payload) > 0 {
 		s.putVec(r, m.Payload)
-		crc = sum(crc, m.Payload)
+		crc = updateCRC(crc, m.Payload)
 	}
 	tail := s.putHead(r, pad+icrcLen)
 	clear(tail[:pad])
-	putICRC(tail[pad:], sum(crc, tail[:pad]))
+	putICRC(tail[pad:], updateCRC(crc, tail[:pad]))
 	return nil
 }
 
-// follows returns the last run if the packet of m, of size bytes, may follow in
+// runFor returns the last run if the packet of m, of size bytes, may follow in
 // it.
-func (s *udSender) follows(m *verbs.Datagram, size int) *udRun {
+func (s *udSender) runFor(m *verbs.Datagram, size int) *udRun {
 	if !s.gso || s.n == 0 {
 		return nil
 	}
@@ -181,8 +181,8 @@ func (s *udSender) putVec(r *udRun, b []byte) {
 	r.vecs++
 }
 
-// peer returns the record of a destination.
-func (q *udQP) peer(a netip.Addr) (*udPeer, error) {
+// peerRecord returns the record of a destination.
+func (q *udQP) peerRecord(a netip.Addr) (*udPeer, error) {
 	if p := q.send.peers[a]; p != nil {
 		return p, nil
 	}
@@ -194,15 +194,15 @@ func (q *udQP) peer(a netip.Addr) (*udPeer, error) {
 		clear(q.send.peers)
 	}
 	p := &udPeer{addr: a, ps: newPseudo(local, a, roceUDPPort)}
-	p.to.set(newPeerAddr(a))
+	p.to.setPeer(newPeerAddr(a))
 	q.send.peers[a] = p
 	return p, nil
 }
 
-// transmit passes the listed n datagrams to the socket. It returns how many are
+// transmitBatch passes the listed n datagrams to the socket. It returns how many are
 // done with: fewer than n if the kernel has refused to segment a run. Other
 // refused packets are lost, as datagrams may be.
-func (q *udQP) transmit(n int) int {
+func (q *udQP) transmitBatch(n int) int {
 	s := &q.send
 	for i := range s.runs[:s.n] {
 		r := &s.runs[i]
@@ -211,7 +211,7 @@ func (q *udQP) transmit(n int) int {
 			control = &s.ctl[i]
 			control.setSegment(r.size)
 		}
-		s.msgs[i].describe(&r.peer.to, s.vecs[r.first:r.first+r.vecs], control)
+		s.msgs[i].setMessage(&r.peer.to, s.vecs[r.first:r.first+r.vecs], control)
 	}
 	for s.at < s.n {
 		if s.raw.Control(s.call) != nil {
@@ -235,8 +235,8 @@ func (q *udQP) transmit(n int) int {
 	return n
 }
 
-// transfer makes one sendmmsg. If the socket is full it waits once.
-func (s *udSender) transfer(fd uintptr) {
+// sendOnce makes one sendmmsg. If the socket is full it waits once.
+func (s *udSender) sendOnce(fd uintptr) {
 	if s.taken, s.errno = sendMany(int(fd), s.msgs[s.at:s.n]); s.errno == unix.EAGAIN {
 		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, udPatience)
 		s.taken, s.errno = sendMany(int(fd), s.msgs[s.at:s.n])

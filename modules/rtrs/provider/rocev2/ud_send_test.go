@@ -91,7 +91,7 @@ func TestC054_Runs(t *testing.T) {
 			}
 		}
 		qa.send.mu.Lock()
-		if n, err := qa.list(msgs); n != len(msgs) || err != nil {
+		if n, err := qa.listBatch(msgs); n != len(msgs) || err != nil {
 			t.Fatalf("%s: %d listed, %v", tc.name, n, err)
 		}
 		var got []int
@@ -131,7 +131,7 @@ func TestC054_Refused(t *testing.T) {
 					}
 					return
 				}
-				s.transfer(fd)
+				s.sendOnce(fd)
 			}
 			var msgs []verbs.Datagram
 			for i, n := range []int{20, 500, 500, 500, 30, 500, 500} {
@@ -160,7 +160,7 @@ func TestC054_Unreachable(t *testing.T) {
 			first, s.taken, s.errno = false, 0, unix.ENETUNREACH
 			return
 		}
-		s.transfer(fd)
+		s.sendOnce(fd)
 	}
 	msgs := []verbs.Datagram{datagramTo(qb, 0, 500), datagramTo(qb, 1, 500), datagramTo(qb, 2, 600), datagramTo(qb, 3, 600)}
 	if !s.gso {
@@ -191,7 +191,7 @@ func TestC054_Merged(t *testing.T) {
 		be.PutUint32(b[bthLen:], 9)
 		be.PutUint32(b[bthLen+4:], 5)
 		copy(b[udHead:], m.Payload)
-		ps.seal(b, uint16(i))
+		ps.sealPacket(b, uint16(i))
 		switch i {
 		case 0, 3:
 			b[udHead]++ // another payload than the ICRC covers

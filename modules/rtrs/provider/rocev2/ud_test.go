@@ -60,7 +60,7 @@ func TestC053_Garbage(t *testing.T) {
 		copy(b[udHead:], "payload!")
 		change(b)
 		ps := newPseudo(addrA, addrB, uint16(c.LocalAddr().(*net.UDPAddr).Port))
-		ps.seal(b, 0)
+		ps.sealPacket(b, 0)
 		return b
 	}
 	bad := [][]byte{

@@ -22,7 +22,7 @@ func (c *rawConn) train(from *raw, packets [][]byte, edit func(i int, b []byte))
 	var all []byte
 	for i, b := range packets {
 		b = append(bytes.Clone(b), make([]byte, icrcLen)...)
-		ps.seal(b, uint16(i))
+		ps.sealPacket(b, uint16(i))
 		if edit != nil {
 			edit(i, b)
 		}
@@ -52,7 +52,7 @@ const (
 
 func newLongWrite(t *testing.T) *longWrite {
 	w := &longWrite{rawConn: newRawConn(t, Config{}, true), data: make([]byte, longLen)}
-	if !w.end.cq.(*cq).outs[0].port.gro.Load() {
+	if !w.end.cq.(*compQueue).outs[0].port.gro.Load() {
 		t.Skip("this kernel does not merge datagrams")
 	}
 	fill(w.data, 7)
@@ -119,7 +119,7 @@ func TestC046_WrongForesightLeavesNoTrace(t *testing.T) {
 		edit  func(i int, b []byte)
 		taken int  // packets of the WRITE that are placed then
 		nak   bool // a gap is reported
-		drop  drop
+		drop  dropReason
 	}{
 		{name: "a packet is lost", train: func(w *longWrite) [][]byte { return join(w.packets[1:4], w.packets[5:12]) }, taken: 4, nak: true},
 		{name: "the first packet is lost", train: func(w *longWrite) [][]byte { return w.packets[2:12] }, taken: 1, nak: true},
@@ -194,25 +194,25 @@ func TestC046_KeyThatIsGoneEndsForesight(t *testing.T) {
 func TestC046_NothingIsForeseenAmongSeveralPeers(t *testing.T) {
 	o := newOffline(t)
 	defer o.finish()
-	if o.cq.survey(); !o.cq.onePeer {
+	if o.cq.updateOnePeer(); !o.cq.onePeer {
 		t.Error("one connection has several peers")
 	}
 	other := must(o.dev.CreateQP(o.q.Domain, verbs.QPConfig{CQ: o.cq}))(t).(*qp)
 	other.conn = o.q.conn
 	other.peer = addrRaw.As16()
-	o.cq.attach(other)
+	o.cq.attachConn(other)
 	if o.cq.onePeer {
 		t.Error("two peers are taken for one")
 	}
 	buf := make([]byte, 16<<10)
 	mr := must(o.q.Domain.RegMR(buf, verbs.AccessRemoteWrite))(t)
 	o.q.mtu, o.cq.writing = aheadMTU, o.q
-	o.q.resp.msg = message{class: classWrite, addr: mr.Addr(), key: mr.RKey(), total: uint32(len(buf)), got: aheadMTU}
-	if o.cq.predict(o.q.out); o.cq.stage.ahead.places != nil {
+	o.q.resp.msg = partialMessage{class: classWrite, addr: mr.Addr(), key: mr.RKey(), total: uint32(len(buf)), got: aheadMTU}
+	if o.cq.predictNext(o.q.out); o.cq.stage.ahead.places != nil {
 		t.Error("something was predicted")
 	}
-	o.cq.detach(other)
-	if o.cq.predict(o.q.out); len(o.cq.stage.ahead.places) != 14*aheadMTU {
+	o.cq.detachConn(other)
+	if o.cq.predictNext(o.q.out); len(o.cq.stage.ahead.places) != 14*aheadMTU {
 		t.Errorf("%d bytes were predicted for the only peer, want all but the first and the last packet", len(o.cq.stage.ahead.places))
 	}
 }
@@ -228,7 +228,7 @@ func TestC046_PiecesMakeTheSamePackets(t *testing.T) {
 	defer unix.Close(fds[1])
 	const qpn, stride = 0x1234, bthLen + longMTU + icrcLen
 	rnd := rand.New(rand.NewPCG(1, 2))
-	s := newStage(&counters{})
+	s := newStage(&queueCounters{})
 	places, sent := make([]byte, 20*longMTU), make([]byte, 40*stride)
 	direct := 0
 	for range 500 {
@@ -246,7 +246,7 @@ func TestC046_PiecesMakeTheSamePackets(t *testing.T) {
 		if _, err := unix.Write(fds[1], sent[:total]); err != nil {
 			t.Fatal(err)
 		}
-		if s.fill(&outbox{fd: fds[0]}) != 1 {
+		if s.fillFrom(&sendBatch{fd: fds[0]}) != 1 {
 			t.Fatal("the datagram was not received")
 		}
 		h := (*unix.Cmsghdr)(unsafe.Pointer(&s.ctl[0]))
@@ -254,7 +254,7 @@ func TestC046_PiecesMakeTheSamePackets(t *testing.T) {
 		binary.NativeEndian.PutUint32(s.ctl[0].bytes()[unix.CmsgLen(0):], uint32(size))
 		s.msgs[0].hdr.SetControllen(unix.CmsgLen(4))
 		for at := 0; !s.empty(); at += size {
-			p := s.next()
+			p := s.nextPacket()
 			b := bytes.Clone(p.b)
 			if p.place != nil {
 				direct++

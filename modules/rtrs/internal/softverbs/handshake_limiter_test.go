@@ -25,7 +25,7 @@ func TestCrowd_WhoGivesWay(t *testing.T) {
 		{"nobody where all are settled", []string{"10.0.0.1", "10.0.0.2+", "10.0.0.2+", "10.0.0.2+"}, "10.0.0.2", -1},
 	} {
 		settled := map[int]bool{}
-		c := Crowd[int]{Max: 6, MaxPerHost: 3, Settled: func(h int) bool { return settled[h] }}
+		c := HandshakeLimiter[int]{Max: 6, MaxPerHost: 3, Settled: func(h int) bool { return settled[h] }}
 		for i, w := range tt.who {
 			addr, plus := strings.CutSuffix(w, "+")
 			settled[i] = plus
@@ -44,7 +44,7 @@ func TestCrowd_WhoGivesWay(t *testing.T) {
 }
 
 func TestCrowd_RemovedHandshakesCountNoMore(t *testing.T) {
-	c := Crowd[string]{Max: 10, MaxPerHost: 2}
+	c := HandshakeLimiter[string]{Max: 10, MaxPerHost: 2}
 	a := netip.MustParseAddr("10.0.0.1")
 	for _, h := range []string{"one", "two"} {
 		c.Add(h, a)

@@ -12,7 +12,7 @@ import (
 )
 
 // waitTurns waits until so many handshakes wait.
-func waitTurns(t *testing.T, e *effort, n int) {
+func waitTurns(t *testing.T, e *handshakeScheduler, n int) {
 	t.Helper()
 	for stop := time.Now().Add(testLimit); ; time.Sleep(time.Millisecond) {
 		e.mu.Lock()
@@ -33,28 +33,28 @@ func waitTurns(t *testing.T, e *effort, n int) {
 // Hosts have turns one after the other, however many handshakes each of them has,
 // and the handshakes of a host come in their order.
 func TestHandshakesOfAllHostsHaveTurns(t *testing.T) {
-	e := &effort{moved: func() uint64 { return 0 }}
+	e := &handshakeScheduler{moved: func() uint64 { return 0 }}
 	later := time.Now().Add(testLimit)
 	must := func(err error) {
 		if err != nil {
 			t.Error(err)
 		}
 	}
-	must(e.take(netip.MustParseAddr("10.0.0.9"), later, nil))
+	must(e.acquire(netip.MustParseAddr("10.0.0.9"), later, nil))
 	order := make(chan string, 10)
 	waiting := 0
 	for _, h := range []struct{ host, name string }{
 		{"10.0.0.1", "a1"}, {"10.0.0.1", "a2"}, {"10.0.0.1", "a3"}, {"10.0.0.2", "b1"}, {"2001:db8::1", "c1"}, {"2001:db8::2", "c2"},
 	} {
 		go func() {
-			must(e.take(netip.MustParseAddr(h.host), later, nil))
+			must(e.acquire(netip.MustParseAddr(h.host), later, nil))
 			order <- h.name
-			e.give()
+			e.release()
 		}()
 		waiting++
 		waitTurns(t, e, waiting)
 	}
-	e.give()
+	e.release()
 	var got []string
 	for range waiting {
 		got = append(got, <-order)
@@ -62,8 +62,8 @@ func TestHandshakesOfAllHostsHaveTurns(t *testing.T) {
 	if want := []string{"a1", "b1", "c1", "a2", "c2", "a3"}; !slices.Equal(got, want) {
 		t.Errorf("turns %v, want %v", got, want)
 	}
-	must(e.take(netip.MustParseAddr("10.0.0.1"), later, nil)) // nobody has the turn any more
-	e.give()
+	must(e.acquire(netip.MustParseAddr("10.0.0.1"), later, nil)) // nobody has the turn any more
+	e.release()
 	if len(e.queue)+len(e.hosts) > 0 {
 		t.Errorf("left: %v, %v", e.queue, e.hosts)
 	}
@@ -71,29 +71,29 @@ func TestHandshakesOfAllHostsHaveTurns(t *testing.T) {
 
 // A handshake that waits too long, or gives way, leaves; the others have their turns.
 func TestHandshakesThatLeaveTakeNoTurn(t *testing.T) {
-	e := &effort{moved: func() uint64 { return 0 }}
+	e := &handshakeScheduler{moved: func() uint64 { return 0 }}
 	a := netip.MustParseAddr("10.0.0.1")
 	later := time.Now().Add(testLimit)
-	if err := e.take(a, later, nil); err != nil {
+	if err := e.acquire(a, later, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.take(a, time.Now(), nil); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := e.acquire(a, time.Now(), nil); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("too late: %v", err)
 	}
 	out, result := make(chan struct{}), make(chan error)
-	go func() { result <- e.take(a, later, out) }()
+	go func() { result <- e.acquire(a, later, out) }()
 	waitTurns(t, e, 1)
 	close(out)
 	if err := <-result; err != errGaveWay {
 		t.Errorf("gave way: %v", err)
 	}
-	go func() { result <- e.take(a, later, nil) }()
+	go func() { result <- e.acquire(a, later, nil) }()
 	waitTurns(t, e, 1)
-	e.give()
+	e.release()
 	if err := <-result; err != nil {
 		t.Error(err)
 	}
-	e.give()
+	e.release()
 }
 
 // Beside connections that carry data a turn is followed by a pause, else by the
@@ -103,10 +103,10 @@ func TestHandshakesPauseBesideALoad(t *testing.T) {
 		t.Skipf("on %d CPUs one handshake at a time takes no more than its share", runtime.NumCPU())
 	}
 	var bytes atomic.Uint64
-	e := &effort{moved: bytes.Load}
+	e := &handshakeScheduler{moved: bytes.Load}
 	a := netip.MustParseAddr("10.0.0.1")
 	for _, load := range []bool{false, true} {
-		if err := e.take(a, time.Now().Add(testLimit), nil); err != nil {
+		if err := e.acquire(a, time.Now().Add(testLimit), nil); err != nil {
 			t.Fatal(err)
 		}
 		e.mu.Lock()
@@ -116,13 +116,13 @@ func TestHandshakesPauseBesideALoad(t *testing.T) {
 			bytes.Add(1)
 		}
 		gave := time.Now()
-		e.give()
-		if err := e.take(a, time.Now().Add(testLimit), nil); err != nil {
+		e.release()
+		if err := e.acquire(a, time.Now().Add(testLimit), nil); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(gave); load && took < maxPause {
 			t.Errorf("beside a load the next turn came after %v", took)
 		}
-		e.give()
+		e.release()
 	}
 }

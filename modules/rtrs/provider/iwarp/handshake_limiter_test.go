@@ -46,7 +46,7 @@ func connectWithin(t *testing.T, limit time.Duration, l verbs.Listener, s *end, 
 
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	half := DefaultConfig()
-	frame := half.request(nil)
+	frame := half.mpaRequest(nil)
 	request := frame.encode(mpaKeyRequest)
 	for _, tt := range []struct {
 		name  string
@@ -105,9 +105,9 @@ func TestCrowdThatWasBusyGivesWay(t *testing.T) {
 	s := newEnd(t, Config{RequestTimeout: time.Minute, MaxHandshakes: 4})
 	l := listen(t, s.dev)
 	var asked atomic.Int32
-	c := l.(*listener).crowd
+	c := l.(*listener).handshakes
 	c.mu.Lock()
-	c.Settled = func(*handshake) bool { return asked.Add(1) <= 20 }
+	c.Settled = func(*pendingHandshake) bool { return asked.Add(1) <= 20 }
 	c.mu.Unlock()
 	for range 5 {
 		dialFrom(t, "127.0.0.2", l.Addr())
@@ -120,7 +120,7 @@ func TestCrowdThatWasBusyGivesWay(t *testing.T) {
 func TestWholeRequestsWaitForTheConsumer(t *testing.T) {
 	s := newEnd(t, Config{RequestTimeout: time.Minute, MaxHandshakes: 4, MaxHandshakesPerAddress: 2})
 	l := listen(t, s.dev)
-	frame := s.dev.cfg.request(nil)
+	frame := s.dev.cfg.mpaRequest(nil)
 	request := frame.encode(mpaKeyRequest)
 	const clients = 20
 	for range clients {

@@ -42,8 +42,8 @@ func (d *Device) kept(t *testing.T) int {
 	d.cm.mu.Lock()
 	defer d.cm.mu.Unlock()
 	m := &d.cm
-	if len(m.byPeer) != len(m.conns) || m.crowd.Len() > len(m.conns) {
-		t.Errorf("%d connections, %d by peer, %d handshakes", len(m.conns), len(m.byPeer), m.crowd.Len())
+	if len(m.byPeer) != len(m.conns) || m.handshakes.Len() > len(m.conns) {
+		t.Errorf("%d connections, %d by peer, %d handshakes", len(m.conns), len(m.byPeer), m.handshakes.Len())
 	}
 	return len(m.conns)
 }
@@ -194,7 +194,7 @@ func TestC050_ConsumerHearsThatARequestGaveWay(t *testing.T) {
 func TestC050_CountersOfClosedQueuesAreAddedUp(t *testing.T) {
 	d := openDevice(t, Config{})
 	for range 3 {
-		c := must(d.CreateCQ(1))(t).(*cq)
+		c := must(d.CreateCQ(1))(t).(*compQueue)
 		c.stats.sent.Store(5)
 		c.stats.dropped[dropICRC].Store(2)
 		if err := c.Close(); err != nil {

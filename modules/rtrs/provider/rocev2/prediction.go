@@ -43,8 +43,8 @@ const (
 	aheadRecent = 8
 )
 
-// ahead is the prediction of the only datagram that the stage holds.
-type ahead struct {
+// prediction is the prediction of the only datagram that the stage holds.
+type prediction struct {
 	places []byte // of the payloads, one behind the other; nil: there is no prediction
 	mtu    int
 	qpn    uint32
@@ -53,12 +53,12 @@ type ahead struct {
 	iov    []unix.Iovec
 }
 
-// stride returns the distance of two packets in bytes.
-func (a *ahead) stride() int { return bthLen + a.mtu + icrcLen }
+// packetStride returns the distance of two packets in bytes.
+func (a *prediction) packetStride() int { return bthLen + a.mtu + icrcLen }
 
-// predict prepares a receive of the next packets of the long WRITE in progress,
+// predictNext prepares a receive of the next packets of the long WRITE in progress,
 // if there is one from the socket of o.
-func (c *cq) predict(o *outbox) {
+func (c *compQueue) predictNext(o *sendBatch) {
 	s, q := &c.stage, c.writing
 	if s.ahead.places = nil; q == nil || !c.onePeer || q.out != o || q.mtu < aheadMTU {
 		return
@@ -67,13 +67,13 @@ func (c *cq) predict(o *outbox) {
 		s.ahead.rest--
 		return
 	}
-	if n := q.predicted(); n != nil {
+	if n := q.predictedPlace(); n != nil {
 		s.layOut(n, int(q.mtu), q.qpn)
 	}
 }
 
-// survey sets onePeer.
-func (c *cq) survey() {
+// updateOnePeer sets onePeer.
+func (c *compQueue) updateOnePeer() {
 	var first *qp
 	c.onePeer = true
 	for _, q := range c.Slots {
@@ -87,9 +87,9 @@ func (c *cq) survey() {
 	}
 }
 
-// predicted returns the place of the payload of the next middle packets of the
+// predictedPlace returns the place of the payload of the next middle packets of the
 // WRITE in progress, or nil.
-func (q *qp) predicted() []byte {
+func (q *qp) predictedPlace() []byte {
 	m := &q.resp.msg
 	if q.End.State != softverbs.EndNone || m.class != classWrite || m.got == m.total {
 		return nil
@@ -103,31 +103,31 @@ func (q *qp) predicted() []byte {
 }
 
 // layOut lists the pieces of a datagram with payloads for places.
-func (s *stage) layOut(places []byte, mtu int, qpn uint32) {
+func (s *receiveStage) layOut(places []byte, mtu int, qpn uint32) {
 	a := &s.ahead
 	a.places, a.mtu, a.qpn = places, mtu, qpn
 	a.recent = aheadRecent
 	a.iov = a.iov[:0]
 	at := 0 // in the staging buffer, behind the listed pieces
 	for off := 0; off < len(places); off += mtu {
-		hole := off/mtu*a.stride() + bthLen
-		a.iov = append(a.iov, piece(s.buf[at:hole]), piece(places[off:off+mtu]))
+		hole := off/mtu*a.packetStride() + bthLen
+		a.iov = append(a.iov, iovecOf(s.buf[at:hole]), iovecOf(places[off:off+mtu]))
 		at = hole + mtu
 	}
-	a.iov = append(a.iov, piece(s.buf[at:rxBuffer]))
+	a.iov = append(a.iov, iovecOf(s.buf[at:rxBuffer]))
 }
 
-func piece(b []byte) (v unix.Iovec) {
+func iovecOf(b []byte) (v unix.Iovec) {
 	setIovec(&v, b)
 	return v
 }
 
-// elsewhere returns the payload of the next packet b if it is as predicted and
+// payloadElsewhere returns the payload of the next packet b if it is as predicted and
 // not in the staging buffer. Otherwise it makes b whole and returns nil.
-func (s *stage) elsewhere(b bth) []byte {
+func (s *receiveStage) payloadElsewhere(b bth) []byte {
 	a := &s.ahead
 	from := s.index * a.mtu
-	if len(b) == a.stride() && s.off == s.index*a.stride() && from < len(a.places) &&
+	if len(b) == a.packetStride() && s.off == s.index*a.packetStride() && from < len(a.places) &&
 		b.opcode() == opWriteMiddle && b.pad() == 0 && b.qpn() == a.qpn {
 		return a.places[from : from+a.mtu]
 	}
@@ -139,11 +139,11 @@ func (s *stage) elsewhere(b bth) []byte {
 
 // placeRest copies the payload of the packets that are left in the stage into their
 // holes, and returns the number of bytes.
-func (s *stage) placeRest() (n int) {
+func (s *receiveStage) placeRest() (n int) {
 	a := &s.ahead
 	total := int(s.msgs[0].n)
 	for k := s.index; k*a.mtu < len(a.places); k++ {
-		hole := k*a.stride() + bthLen
+		hole := k*a.packetStride() + bthLen
 		if hole >= total {
 			break
 		}

@@ -18,44 +18,44 @@ import (
 // errGaveWay is the cause if a handshake was closed in favour of another one.
 var errGaveWay = errors.New("too many connections without a request")
 
-// handshake is a connection from accept until the consumer takes it.
-type handshake struct {
+// pendingHandshake is a connection from accept until the consumer takes it.
+type pendingHandshake struct {
 	conn     *net.TCPConn
 	deadline time.Time
 	out      chan struct{} // closed when it gives way
 	once     sync.Once
 }
 
-func newHandshake(conn *net.TCPConn, limit time.Duration) *handshake {
-	h := &handshake{conn: conn, deadline: time.Now().Add(limit), out: make(chan struct{})}
+func newHandshake(conn *net.TCPConn, limit time.Duration) *pendingHandshake {
+	h := &pendingHandshake{conn: conn, deadline: time.Now().Add(limit), out: make(chan struct{})}
 	conn.SetDeadline(h.deadline)
 	return h
 }
 
 // giveWay ends the wait for the request, and for a turn of the handshake of TLS. If
 // the request was just read, the handshake goes on.
-func (h *handshake) giveWay() {
+func (h *pendingHandshake) giveWay() {
 	h.conn.SetReadDeadline(time.Unix(1, 0))
 	h.once.Do(func() { close(h.out) })
 }
 
-// crowd holds the handshakes of a listener without a request.
-type crowd struct {
+// handshakeLimiter holds the handshakes of a listener without a request.
+type handshakeLimiter struct {
 	mu sync.Mutex
-	softverbs.Crowd[*handshake]
+	softverbs.HandshakeLimiter[*pendingHandshake]
 	closed bool
 }
 
-func newCrowd(max, perHost int) *crowd {
-	c := &crowd{}
+func newHandshakeLimiter(max, perHost int) *handshakeLimiter {
+	c := &handshakeLimiter{}
 	c.Max, c.MaxPerHost = max, perHost
-	c.Settled = func(h *handshake) bool { return early(h.conn) }
+	c.Settled = func(h *pendingHandshake) bool { return bytesWaiting(h.conn) }
 	return c
 }
 
-// add adds h. If another handshake gives way to it, that one is closed. A
-// closed crowd closes h.
-func (c *crowd) add(h *handshake) {
+// addHandshake adds h. If another handshake gives way to it, that one is closed. A
+// closed limiter closes h.
+func (c *handshakeLimiter) addHandshake(h *pendingHandshake) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -65,8 +65,8 @@ func (c *crowd) add(h *handshake) {
 	}
 }
 
-// relieve closes a handshake other than h, unless all have sent something.
-func (c *crowd) relieve(h *handshake) {
+// closeVictim closes a handshake other than h, unless all have sent something.
+func (c *handshakeLimiter) closeVictim(h *pendingHandshake) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if gone, ok := c.Displace(h); ok {
@@ -74,15 +74,15 @@ func (c *crowd) relieve(h *handshake) {
 	}
 }
 
-// remove removes h and reports whether it was there: it may have given way.
-func (c *crowd) remove(h *handshake) bool {
+// removeHandshake removes h and reports whether it was there: it may have given way.
+func (c *handshakeLimiter) removeHandshake(h *pendingHandshake) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.Remove(h)
 }
 
 // close closes all connections, and those that enter later.
-func (c *crowd) close() {
+func (c *handshakeLimiter) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true

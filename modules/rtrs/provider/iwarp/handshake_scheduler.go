@@ -25,26 +25,26 @@ const (
 	maxPause = 50 * time.Millisecond
 )
 
-// effort gives turns to handshakes.
-type effort struct {
+// handshakeScheduler gives turns to handshakes.
+type handshakeScheduler struct {
 	moved func() uint64 // bytes that connections have carried so far
 
 	mu    sync.Mutex
 	taken bool // a handshake computes, or pauses
 	began time.Time
 	last  uint64 // of moved
-	queue map[netip.Prefix][]*turn
+	queue map[netip.Prefix][]*waitingHandshake
 	hosts []netip.Prefix // of queue, in the order of their next turns
 }
 
-// turn is a handshake that waits.
-type turn struct {
+// waitingHandshake is a handshake that waits.
+type waitingHandshake struct {
 	host  netip.Prefix
 	ready chan struct{} // closed when its turn has come
 }
 
-// take waits for a turn, until the deadline or until out is closed.
-func (e *effort) take(from netip.Addr, deadline time.Time, out <-chan struct{}) error {
+// acquire waits for a turn, until the deadline or until out is closed.
+func (e *handshakeScheduler) acquire(from netip.Addr, deadline time.Time, out <-chan struct{}) error {
 	t := e.enqueue(softverbs.HostOf(from))
 	if t == nil {
 		return nil
@@ -59,23 +59,23 @@ func (e *effort) take(from netip.Addr, deadline time.Time, out <-chan struct{}) 
 	case <-late.C:
 		err = os.ErrDeadlineExceeded
 	}
-	if !e.leave(t) { // its turn has come meanwhile
-		e.give()
+	if !e.cancel(t) { // its turn has come meanwhile
+		e.release()
 	}
 	return err
 }
 
 // enqueue returns nil if the turn is the caller's at once.
-func (e *effort) enqueue(host netip.Prefix) *turn {
+func (e *handshakeScheduler) enqueue(host netip.Prefix) *waitingHandshake {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.taken {
 		e.taken, e.began = true, time.Now()
 		return nil
 	}
-	t := &turn{host, make(chan struct{})}
+	t := &waitingHandshake{host, make(chan struct{})}
 	if e.queue == nil {
-		e.queue = map[netip.Prefix][]*turn{}
+		e.queue = map[netip.Prefix][]*waitingHandshake{}
 	}
 	if len(e.queue[host]) == 0 {
 		e.hosts = append(e.hosts, host)
@@ -84,22 +84,22 @@ func (e *effort) enqueue(host netip.Prefix) *turn {
 	return t
 }
 
-// leave takes t out of the queue and reports whether it was there.
-func (e *effort) leave(t *turn) bool {
+// cancel takes t out of the queue and reports whether it was there.
+func (e *handshakeScheduler) cancel(t *waitingHandshake) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	list := e.queue[t.host]
 	for i, o := range list {
 		if o == t {
-			e.keep(t.host, append(list[:i:i], list[i+1:]...))
+			e.setQueue(t.host, append(list[:i:i], list[i+1:]...))
 			return true
 		}
 	}
 	return false
 }
 
-// keep sets the queue of a host. e.mu is held.
-func (e *effort) keep(host netip.Prefix, list []*turn) {
+// setQueue sets the queue of a host. e.mu is held.
+func (e *handshakeScheduler) setQueue(host netip.Prefix, list []*waitingHandshake) {
 	if len(list) > 0 {
 		e.queue[host] = list
 		return
@@ -113,9 +113,9 @@ func (e *effort) keep(host netip.Prefix, list []*turn) {
 	}
 }
 
-// give ends a turn. The next one begins after a pause if connections have carried
+// release ends a turn. The next one begins after a pause if connections have carried
 // data since the last turn.
-func (e *effort) give() {
+func (e *handshakeScheduler) release() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	pause := time.Duration(0)
@@ -124,18 +124,18 @@ func (e *effort) give() {
 		pause = min(time.Since(e.began)*time.Duration(max(effortShare-runtime.NumCPU(), 0))/time.Duration(runtime.NumCPU()), maxPause)
 	}
 	if pause == 0 {
-		e.next()
+		e.startNext()
 		return
 	}
 	time.AfterFunc(pause, func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.next()
+		e.startNext()
 	})
 }
 
-// next gives the turn to the first handshake of the next host. e.mu is held.
-func (e *effort) next() {
+// startNext gives the turn to the first handshake of the next host. e.mu is held.
+func (e *handshakeScheduler) startNext() {
 	if len(e.hosts) == 0 {
 		e.taken = false
 		return
@@ -144,7 +144,7 @@ func (e *effort) next() {
 	e.hosts = append(e.hosts[1:], host)
 	list := e.queue[host]
 	t := list[0]
-	e.keep(host, list[1:])
+	e.setQueue(host, list[1:])
 	e.began = time.Now()
 	close(t.ready)
 }

@@ -5,21 +5,21 @@ import (
 	"slices"
 )
 
-// Crowd bounds the handshakes of peers that have not proved their address yet,
+// HandshakeLimiter bounds the handshakes of peers that have not proved their address yet,
 // in all and of each host. A new handshake is always let in: beyond a bound an
 // old one of the host with the most gives way, so a host with many handshakes
 // harms only itself. The zero value with its bounds set is ready for use. The
 // caller provides the locking.
-type Crowd[H comparable] struct {
+type HandshakeLimiter[H comparable] struct {
 	Max, MaxPerHost int
 	// Settled reports whether a handshake must not give way; nil: all may.
 	Settled func(H) bool
 
-	all []member[H] // oldest first
+	all []pendingHandshake[H] // oldest first
 	of  map[netip.Prefix]int
 }
 
-type member[H comparable] struct {
+type pendingHandshake[H comparable] struct {
 	handshake H
 	host      netip.Prefix
 }
@@ -37,10 +37,10 @@ func HostOf(a netip.Addr) netip.Prefix {
 
 // Add adds h of the address a. If a handshake gives way to it, Add removes
 // that one and returns it with true.
-func (c *Crowd[H]) Add(h H, a netip.Addr) (gone H, ok bool) {
+func (c *HandshakeLimiter[H]) Add(h H, a netip.Addr) (gone H, ok bool) {
 	host := HostOf(a)
 	if n := c.of[host]; n >= c.MaxPerHost {
-		gone, ok = c.oldest(n, host)
+		gone, ok = c.oldestVictim(n, host)
 	} else if len(c.all) >= c.Max {
 		gone, ok = c.oldestOfMost()
 	}
@@ -50,14 +50,14 @@ func (c *Crowd[H]) Add(h H, a netip.Addr) (gone H, ok bool) {
 	if c.of == nil {
 		c.of = map[netip.Prefix]int{}
 	}
-	c.all = append(c.all, member[H]{h, host})
+	c.all = append(c.all, pendingHandshake[H]{h, host})
 	c.of[host]++
 	return gone, ok
 }
 
 // Displace removes and returns the handshake that would give way to one of
 // another host, unless that is h.
-func (c *Crowd[H]) Displace(h H) (gone H, ok bool) {
+func (c *HandshakeLimiter[H]) Displace(h H) (gone H, ok bool) {
 	if gone, ok = c.oldestOfMost(); !ok || gone == h {
 		return gone, false
 	}
@@ -65,17 +65,17 @@ func (c *Crowd[H]) Displace(h H) (gone H, ok bool) {
 }
 
 // oldestOfMost returns the oldest handshake of the hosts with the most.
-func (c *Crowd[H]) oldestOfMost() (H, bool) {
+func (c *HandshakeLimiter[H]) oldestOfMost() (H, bool) {
 	most := 0
 	for _, n := range c.of {
 		most = max(most, n)
 	}
-	return c.oldest(most, netip.Prefix{})
+	return c.oldestVictim(most, netip.Prefix{})
 }
 
-// oldest returns the oldest handshake that may give way, of a host that has n:
+// oldestVictim returns the oldest handshake that may give way, of a host that has n:
 // the given host, or any if it is not valid.
-func (c *Crowd[H]) oldest(n int, host netip.Prefix) (h H, ok bool) {
+func (c *HandshakeLimiter[H]) oldestVictim(n int, host netip.Prefix) (h H, ok bool) {
 	for _, m := range c.all {
 		if c.of[m.host] == n && (m.host == host || !host.IsValid()) && (c.Settled == nil || !c.Settled(m.handshake)) {
 			return m.handshake, true
@@ -85,15 +85,15 @@ func (c *Crowd[H]) oldest(n int, host netip.Prefix) (h H, ok bool) {
 }
 
 // Remove takes h out and reports whether it was there.
-func (c *Crowd[H]) Remove(h H) bool {
+func (c *HandshakeLimiter[H]) Remove(h H) bool {
 	n := len(c.all)
 	c.RemoveAll(func(o H) bool { return o == h })
 	return len(c.all) < n
 }
 
 // RemoveAll removes the handshakes for which drop returns true.
-func (c *Crowd[H]) RemoveAll(drop func(H) bool) {
-	c.all = slices.DeleteFunc(c.all, func(m member[H]) bool {
+func (c *HandshakeLimiter[H]) RemoveAll(drop func(H) bool) {
+	c.all = slices.DeleteFunc(c.all, func(m pendingHandshake[H]) bool {
 		if !drop(m.handshake) {
 			return false
 		}
@@ -105,7 +105,7 @@ func (c *Crowd[H]) RemoveAll(drop func(H) bool) {
 }
 
 // All returns the handshakes, oldest first.
-func (c *Crowd[H]) All() []H {
+func (c *HandshakeLimiter[H]) All() []H {
 	list := make([]H, len(c.all))
 	for i, m := range c.all {
 		list[i] = m.handshake
@@ -114,4 +114,4 @@ func (c *Crowd[H]) All() []H {
 }
 
 // Len returns the number of handshakes.
-func (c *Crowd[H]) Len() int { return len(c.all) }
+func (c *HandshakeLimiter[H]) Len() int { return len(c.all) }
