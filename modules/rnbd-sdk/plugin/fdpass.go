@@ -24,8 +24,8 @@ const (
 	maxFDs    = 4
 
 	// Bounds of the messages without a call yet. The call follows its message
-	// at once, or never if its caller has given up. So messages are kept for
-	// a while, and the oldest is dropped when there are many.
+	// at once, or never if its caller has given up. So messages are dropped
+	// after a while, and the oldest when there are many.
 	maxPending = 512
 	pendingFor = time.Minute
 )
@@ -90,6 +90,7 @@ type fdReceiver struct {
 	order   []arrival     // of the pending messages; tokens grow
 	dropped uint64        // the last token with dropped descriptors
 	changed chan struct{} // closed and replaced at every arrival
+	expires *time.Timer   // of the oldest message, or of one before it; nil: it was never needed
 }
 
 // arrival is a message and when it came.
@@ -143,17 +144,36 @@ func rights(oob []byte) ([]int, error) {
 func (r *fdReceiver) put(token uint64, fds []int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
 	r.pending[token] = fds
-	r.order = append(r.order, arrival{token, now})
-	for len(r.order) > maxPending || now.Sub(r.order[0].at) > pendingFor {
+	r.order = append(r.order, arrival{token, time.Now()})
+	r.prune()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// prune drops messages that are too many or too old. The caller holds mu.
+func (r *fdReceiver) prune() {
+	now := time.Now()
+	for len(r.order) > maxPending || len(r.order) > 0 && now.Sub(r.order[0].at) >= pendingFor {
 		old := r.order[0].token
 		closeFDs(r.pending[old])
 		delete(r.pending, old)
 		r.order, r.dropped = r.order[1:], max(r.dropped, old)
 	}
-	close(r.changed)
-	r.changed = make(chan struct{})
+	switch {
+	case len(r.order) == 0: // a timer that runs finds nothing
+	case r.expires == nil:
+		r.expires = time.AfterFunc(pendingFor, r.expire)
+	default:
+		r.expires.Reset(r.order[0].at.Add(pendingFor).Sub(now))
+	}
+}
+
+// expire drops the messages whose calls will not come.
+func (r *fdReceiver) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.prune()
 }
 
 // take waits for the descriptors of token; they belong to the caller. Exactly
@@ -198,6 +218,9 @@ func (r *fdReceiver) closeAll() {
 	}
 	clear(r.pending)
 	r.order = nil
+	if r.expires != nil {
+		r.expires.Stop()
+	}
 }
 
 func closeFDs(fds []int) {

@@ -190,31 +190,36 @@ func (s *server) AttachArena(ctx context.Context, r *pluginpb.AttachArenaRequest
 	if err != nil {
 		return nil, fmt.Errorf("attach arena %d: %w", r.GetId(), err)
 	}
-	if err := s.mapArena(r.GetId(), fds[0], r.GetSize()); err != nil {
+	m, err := s.mapArena(r.GetId(), fds[0], r.GetSize())
+	if err != nil {
 		return nil, fmt.Errorf("attach arena %d: %w", r.GetId(), err)
+	}
+	if ctx.Err() != nil && s.arenas.swap(r.GetId(), m, nil) { // the caller is gone, and may have detached it before it was there
+		s.unmap(r.GetId(), m)
+		return nil, fmt.Errorf("attach arena %d: %w", r.GetId(), context.Cause(ctx))
 	}
 	return &pluginpb.AttachArenaResponse{}, nil
 }
 
-func (s *server) mapArena(id uint32, fd int, size uint64) error {
+func (s *server) mapArena(id uint32, fd int, size uint64) (*mapping, error) {
 	if size > 1<<46 {
 		closeFDs([]int{fd})
-		return fmt.Errorf("%d bytes: %w", size, blk.EINVAL)
+		return nil, fmt.Errorf("%d bytes: %w", size, blk.EINVAL)
 	}
 	a, err := shm.OpenArena(fd, int(size))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	m := &mapping{mem: a.Bytes(), fd: a.FD(), close: a.Close}
 	if s.arenas.get(id) != nil {
 		_ = a.Close()
-		return fmt.Errorf("in use: %w", blk.EEXIST)
+		return nil, fmt.Errorf("in use: %w", blk.EEXIST)
 	}
 	user, _ := s.author.(ArenaUser)
 	if user != nil {
 		if err := user.AttachArena(id, m.mem); err != nil {
 			_ = a.Close()
-			return err
+			return nil, err
 		}
 	}
 	if err := s.arenas.add(id, m); err != nil {
@@ -222,9 +227,9 @@ func (s *server) mapArena(id uint32, fd int, size uint64) error {
 			user.DetachArena(id)
 		}
 		_ = a.Close()
-		return err
+		return nil, err
 	}
-	return nil
+	return m, nil
 }
 
 func (s *server) DetachArena(ctx context.Context, r *pluginpb.DetachArenaRequest) (*pluginpb.DetachArenaResponse, error) {
