@@ -76,8 +76,9 @@ func (s *clientService) leave(ctx context.Context) (devices int, left bool, err 
 	return s.legacy.Devices, true, err
 }
 
-// passTime bounds the way of devices and connections to the next process.
-const passTime = 3 * time.Second
+// passTime bounds the way of the connections to the next process, of which each one takes
+// a message.
+const passTime = 10 * time.Second
 
 func (s *clientService) pass(next *handover.Process) error {
 	state, err := s.legacy.State()
@@ -102,11 +103,8 @@ func (s *clientService) commit(next *handover.Process, r *controlpb.UpgradeReply
 	return nil
 }
 
-// backAgainTime is for a client to get its own devices back.
-const backAgainTime = 10 * time.Second
-
 func (s *clientService) resume([]handover.Socket) error {
-	ctx, cancel := context.WithTimeout(context.Background(), backAgainTime)
+	ctx, cancel := context.WithTimeout(context.Background(), clientServeTime(s.legacy.Devices))
 	defer cancel()
 	err := s.client.TakeOver(ctx, s.legacy)
 	s.client.ServeUsers(context.WithoutCancel(ctx))
@@ -161,16 +159,17 @@ func inheritUsers(cfg *client.Config, pre *handover.Predecessor, o *clientOption
 	takeSockets(cfg, pre.TakeAll(socketUsersKept), pre.TakeAll(socketUsersTrusted), len(o.NBDListen) > 0)
 }
 
-const (
-	// clientServeTime is for the next process to serve the devices. Their users wait
-	// meanwhile, but on a busy host with many disks it takes seconds.
-	clientServeTime = 10 * time.Second
-	// takeOverTime bounds the wait for the servers of the devices. It is shorter than
-	// clientServeTime.
-	takeOverTime = 9 * time.Second
-)
+// clientServeTime is for a process to serve so many devices after another one has left
+// them. Their users wait meanwhile. A host that is not busy needs 3 ms for each.
+func clientServeTime(devices int) time.Duration {
+	return 10*time.Second + time.Duration(devices)*50*time.Millisecond
+}
 
-func (*clientService) serveTime() time.Duration { return clientServeTime }
+// serveMargin is how much earlier than clientServeTime the next process gives up, so that
+// it can say why.
+const serveMargin = time.Second
+
+func (s *clientService) serveTime() time.Duration { return clientServeTime(s.legacy.Devices) }
 
 // takeOver is the counterpart of a clientService in the next process. It returns when
 // the last process has ended. kept are the devices of the configuration's mappings.
@@ -240,7 +239,7 @@ func receive(ctx context.Context, pre *handover.Predecessor) (*client.Handover, 
 }
 
 func takeDevices(ctx context.Context, c *client.Client, h *client.Handover) error {
-	ctx, cancel := context.WithTimeout(ctx, takeOverTime)
+	ctx, cancel := context.WithTimeout(ctx, clientServeTime(h.Devices)-serveMargin)
 	defer cancel()
 	return c.TakeOver(ctx, h)
 }

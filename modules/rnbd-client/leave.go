@@ -21,13 +21,18 @@ import (
 // A client hands over to the next process of the daemon. The part of the one that
 // leaves:
 //
-//	mayLeave   nothing is being mapped or unmapped, and all servers are there
-//	part       front ends give up the connections of users; those that cannot, and
-//	           those with disks of the kernel, end as in a crash
-//	settle     no request is in flight any more
-//	depart     devices and sessions are closed on their servers
+//	mayLeave       nothing is being mapped or unmapped, and all servers are there
+//	roomForUsers   this process can hold the connections of users
+//	releaseUsers   front ends give up the connections of users
+//	settle         no request of a device without a disk is in flight any more
+//	partDisks      front ends that cannot give up connections, and those with disks of
+//	               the kernel, end as in a crash
+//	settle         no request is in flight any more
+//	depart         devices and sessions are closed on their servers
+//	closeFabrics   the next process may have their addresses
 //
-// TakeOver, by this client or by that of the next process, undoes all of it.
+// The first step that fails is the last one. TakeOver, by this client or by that of the
+// next process, undoes all of it.
 
 // Handover has the mappings of a client that leaves, for the next process, and the
 // connections of its users. They are the holder's until Close.
@@ -91,35 +96,6 @@ func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
 // settleTime is for requests in flight to end: those of users' connections, and then
 // those of disks after the end of their front end.
 const settleTime = time.Second
-
-// HandOver ends the service of all devices, for another process to go on with them:
-// their users wait. On an error the client serves as before, or TakeOver with the
-// Handover makes it do so: it must follow if h is not nil.
-func (c *Client) HandOver(ctx context.Context) (h *Handover, err error) {
-	h = &Handover{from: c, state: handoverState{Version: handoverVersion}}
-	places, err := c.mayLeave(h)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.roomForUsers(ctx); err != nil {
-		c.stay(places...)
-		c.back()
-		return nil, err
-	}
-	h.early = true
-	if err := c.releaseUsers(ctx, h); err != nil {
-		c.stay(places...)
-		return h, err
-	}
-	c.partDisks(ctx)
-	settled := c.settle(ctx, places)
-	h.state.noteClean(places)
-	if err := errors.Join(settled, c.depart(ctx, places)); err != nil {
-		return h, err // sessions may be left, on fabrics that must stay open
-	}
-	h.early = false
-	return h, c.closeFabrics(ctx)
-}
 
 // back ends a hand-over that has changed nothing.
 func (c *Client) back() {
@@ -267,9 +243,6 @@ func (f *frontend) users(ctx context.Context, h *host) (n int) {
 // partDisks ends the processes of front ends that have disks of the kernel, since it
 // waits for the next ones, or that cannot give up the connections of their users.
 func (c *Client) partDisks(ctx context.Context) {
-	for _, d := range c.disks() {
-		d.fe.Load().parting.Store(true)
-	}
 	var parting sync.WaitGroup
 	for _, f := range c.frontends {
 		if f.parting.Load() {
@@ -351,12 +324,14 @@ func (c *Client) depart(ctx context.Context, places []*place) error {
 	return errors.Join(errs...)
 }
 
-// stay ends the hand-over of devices that stay mapped.
+// stay ends the hand-over of devices that stay mapped, of those that are there.
 func (c *Client) stay(places ...*place) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	for _, p := range places {
-		p.end()
+		if p.work != 0 {
+			p.end()
+		}
 	}
 }
 

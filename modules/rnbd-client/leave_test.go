@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -286,5 +287,56 @@ func TestHandOver_StepFails(t *testing.T) {
 			l.c.ServeUsers(t.Context())
 			l.awaitReconnected()
 		})
+	}
+}
+
+// Whichever step of a hand-over fails, before it has done anything or after it has done
+// all, the client serves all devices again with their disks, survives the loss of all
+// paths, and may leave after that.
+func TestHandOver_EachStepFails(t *testing.T) {
+	for i, step := range newDeparture(nil).steps {
+		for _, done := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, done %t", step.name, done), func(t *testing.T) {
+				t.Parallel()
+				l, _ := newClosing(t)
+				other, err := l.s.mapIn(l.c, "other", newFrontDir(t))
+				must(t, err)
+				p := newDeparture(l.c)
+				do := p.steps[i].do
+				p.steps[i].do = func(ctx context.Context) error {
+					if done {
+						if err := do(ctx); err != nil {
+							return err
+						}
+					}
+					return syscall.EDEADLK
+				}
+				h, err := p.run(t.Context())
+				if !errors.Is(err, syscall.EDEADLK) {
+					t.Fatal(err)
+				}
+				if h != nil {
+					l.takeOver(l.c, h)
+					l.c.ServeUsers(t.Context())
+				}
+				l.awaitReconnected()
+				for name, was := range map[string]*Device{"rnbd0": l.d, other.name: other} {
+					eventually(t, name+" serves", func() bool {
+						d, err := l.c.Device(name)
+						if err != nil || d.State() != Open || d.identity != was.identity || d.Location() != was.Location() {
+							return false
+						}
+						proc, err := l.c.frontends[0].process()
+						return err == nil && knows(t.Context(), proc, d)
+					})
+				}
+				if told := l.dir.told(); slices.ContainsFunc(told, func(s string) bool { return strings.HasPrefix(s, "remove") }) {
+					t.Errorf("the disk was taken away: %q", told)
+				}
+				l.takeOver(l.c, l.handOver())
+				l.c.ServeUsers(t.Context())
+				l.awaitReconnected()
+			})
+		}
 	}
 }
