@@ -13,19 +13,24 @@ import (
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
-func TestMain(m *testing.M) { os.Exit(lab.Run(m)) }
-
 // result is a line of `rnbd plugin test -o json`.
 type result struct{ Check, Outcome, Reason string }
 
 // judge runs the kit on a program.
 func judge(t *testing.T, program string, args ...string) []result {
 	t.Helper()
+	return judgeAs(t, nil, program, args...)
+}
+
+// judgeAs is judge with more environment.
+func judgeAs(t *testing.T, env []string, program string, args ...string) []result {
+	t.Helper()
 	bin, err := lab.Bin()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := exec.CommandContext(t.Context(), filepath.Join(bin, "rnbd"), append([]string{"plugin", "test", program, "-o", "json"}, args...)...)
+	c.Env = append(os.Environ(), env...)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()

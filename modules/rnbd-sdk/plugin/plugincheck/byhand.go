@@ -58,14 +58,9 @@ func startProcess(path, dir string, env []string) (*byHand, error) {
 	c := exec.Command(path)
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: host.Certificate[0]})
 	c.Env = append([]string{cookie, "PLUGIN_CLIENT_CERT=" + string(text), "PLUGIN_UNIX_SOCKET_DIR=" + dir, "TMPDIR=" + dir,
-		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "GORACE=atexit_sleep_ms=0"}, env...)
+		"GORACE=atexit_sleep_ms=0"}, append(passedOn(), env...)...)
 	c.ExtraFiles = []*os.File{peer}
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	for _, kv := range os.Environ() {
-		if strings.HasPrefix(kv, "RNBD_") && !strings.HasPrefix(kv, "RNBD_PLUGIN") {
-			c.Env = append(c.Env, kv)
-		}
-	}
 	p := &byHand{cmd: c, out: &bounded{most: 64 << 10, more: make(chan struct{}, 1)}, control: conn, host: host, ended: make(chan struct{})}
 	c.Stdout = p.out
 	c.WaitDelay = time.Second
@@ -78,6 +73,17 @@ func startProcess(path, dir string, env []string) (*byHand, error) {
 		close(p.ended)
 	}()
 	return p, nil
+}
+
+// passedOn returns the part of this process's environment that every plugin sees.
+func passedOn() []string {
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	for _, kv := range os.Environ() {
+		if strings.HasPrefix(kv, "RNBD_") && !strings.HasPrefix(kv, "RNBD_PLUGIN") {
+			env = append(env, kv)
+		}
+	}
+	return env
 }
 
 // end kills the process and its group.

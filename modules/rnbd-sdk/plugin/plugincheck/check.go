@@ -71,8 +71,8 @@ type Result struct {
 
 // Checks returns all checks in the order in which they run.
 func Checks() []Check {
-	return slices.Concat(startChecks, describeChecks, refusalChecks, ringChecks, dataChecks, zeroChecks,
-		openChecks, extentChecks, fenceChecks, mediumChecks, controlChecks, leakChecks, endChecks)
+	return slices.Concat(startChecks, describeChecks, ringChecks, dataChecks, refusalChecks, queueChecks, zeroChecks, openChecks,
+		extentChecks, fenceChecks, mediumChecks, controlChecks, leakChecks, endChecks)
 }
 
 // Runner judges one plugin. It runs one check at a time.

@@ -18,12 +18,12 @@ import (
 )
 
 var controlChecks = []Check{
-	{"calls-concurrent", "disks are opened and closed by many callers at once, while requests run", faithful, callsConcurrent},
+	{"calls-concurrent", "disks are opened and closed by many callers at once, while requests run", append([]string{"open-reader"}, faithful...), callsConcurrent},
 	{"calls-errno", "a call that fails carries an errno", gate, callsErrno},
 	{"resize-grown", "ResizeDisk tells the new size of a file that has grown, and requests reach it", faithful, resizeGrown},
 	{"stats-counts", "Stats counts the requests that were made", faithful, statsCounts},
 	{"stdin-environment", "closed standard input and an unknown environment do not disturb it", gate, environment},
-	{"confine-strict", "it works with the rights that a server leaves it", faithful, confineStrict},
+	{"confine-strict", "it works with the rights that a server leaves it", append([]string{"flush-answer"}, faithful...), confineStrict},
 }
 
 func callsConcurrent(t *T) {

@@ -14,17 +14,18 @@ import (
 )
 
 // faithful are the checks without which nothing that is built on data can be judged.
-var faithful = append([]string{"data-single"}, sound...)
+var faithful = append([]string{"data-neighbours", "data-answer-last", "data-source-free", "data-single", "data-memory"}, sound...)
 
 var dataChecks = []Check{
-	{"data-single", "one request at a time reads what was written", sound, dataSingle},
+	{"data-neighbours", "a read changes only its own memory", sound, dataNeighbours},
+	{"data-answer-last", "a read is answered when its data are there, and its memory is left alone afterwards", append([]string{"data-neighbours"}, sound...), dataAnswerLast},
+	{"data-source-free", "a write is answered when its data are taken: the memory may change then", append([]string{"data-neighbours", "data-answer-last"}, sound...), dataSourceFree},
+	{"data-single", "one request at a time reads what was written", append([]string{"data-answer-last", "data-source-free"}, sound...), dataSingle},
+	{"data-memory", "payload at any multiple of 512 bytes in the arena", append([]string{"data-single"}, sound...), dataMemory},
 	{"data-many", "requests in flight at the same time read what was written", faithful, dataMany},
 	{"data-edges", "the first and the last block, and the largest request at both ends", faithful, dataEdges},
-	{"data-memory", "payload at any multiple of 512 bytes in the arena", faithful, dataMemory},
 	{"data-overlap", "of writes that overlap in flight, each block has one or the other", faithful, dataOverlap},
-	{"data-answer-last", "a read is answered when its data are there, and its memory is left alone afterwards", faithful, dataAnswerLast},
-	{"data-source-free", "a write is answered when its data are taken: the memory may change then", faithful, dataSourceFree},
-	{"data-neighbours", "a read changes only its own memory, a write only its own blocks", faithful, dataNeighbours},
+	{"data-blocks", "a write changes only its own blocks", faithful, dataBlocks},
 	{"data-disks", "two disks do not share data", faithful, dataDisks},
 	{"data-hints", "sync and priorities are hints: requests with them work", faithful, dataHints},
 	{"flush-answer", "flush is answered, its range means nothing, and it runs beside other requests", sound, flushAnswer},
@@ -114,8 +115,12 @@ func dataAnswerLast(t *T) {
 		at := (i % 32) * n
 		clear(mem[at:][:n])
 		d.must(shm.SQE{Op: blk.Read, Len: uint32(n), ArenaOff: uint64(at)})
-		if !bytes.Equal(mem[at:][:n], want) {
-			t.Fatalf("a read was answered before its data were there")
+		if got := bytes.Clone(mem[at:][:n]); !bytes.Equal(got, want) {
+			time.Sleep(quietTime)
+			if !bytes.Equal(got, mem[at:][:n]) {
+				t.Fatalf("a read was answered before its data were there")
+			}
+			t.Skipf("the disk does not have what was written; data-single tells more")
 		}
 		for j := range mem[at:][:n] {
 			mem[at+j] = 0x55
@@ -135,7 +140,7 @@ func dataSourceFree(t *T) {
 	n := int(min(d.largest(), 64<<10))
 	var all [][]byte
 	const places = 8
-	for i := range t.rounds(80) / places * places {
+	for i := range max(t.rounds(32)/places, 1) * places {
 		want := t.random.bytes(n)
 		copy(d.h.mem.Bytes(), want)
 		d.must(shm.SQE{Op: blk.Write, Len: uint32(n), Offset: uint64(i%places) * uint64(n)})
@@ -143,8 +148,11 @@ func dataSourceFree(t *T) {
 			d.h.mem.Bytes()[j] = 0xaa
 		}
 		if all = append(all, want); len(all) == places {
+			time.Sleep(4 * quietTime)
 			for j, want := range all {
-				d.expect("after the memory of an answered write was used again", uint64(j*n), want)
+				if bytes.Contains(d.read(uint64(j*n), n), bytes.Repeat([]byte{0xaa}, 512)) && want[0] != 0xaa {
+					t.Fatalf("a write was answered before its data were taken: the disk has what the memory was used for afterwards")
+				}
 			}
 			all = nil
 		}
@@ -154,8 +162,6 @@ func dataSourceFree(t *T) {
 func dataNeighbours(t *T) {
 	d := t.one()
 	b := int(d.block())
-	want := t.random.bytes(8 * b)
-	d.write(0, want, 0)
 	mem := d.h.mem.Bytes()[:16*b]
 	for i := range mem {
 		mem[i] = 0x33
@@ -166,6 +172,13 @@ func dataNeighbours(t *T) {
 			t.Fatalf("a read into bytes %d to %d of the arena changed byte %d", 8*b, 9*b, i)
 		}
 	}
+}
+
+func dataBlocks(t *T) {
+	d := t.one()
+	b := int(d.block())
+	want := t.random.bytes(8 * b)
+	d.write(0, want, 0)
 	part := t.random.bytes(2 * b)
 	d.write(uint64(3*b), part, 0)
 	copy(want[3*b:], part)
@@ -240,7 +253,7 @@ func fuaAnswer(t *T) {
 		t.Skipf("Limits does not offer FUA")
 	}
 	want := t.random.bytes(4096)
-	d.write(0, want, blk.FUA|blk.Sync)
+	d.write(0, want, blk.FUA)
 	d.expect("written with FUA", 0, want)
 }
 
@@ -248,7 +261,7 @@ var zeroChecks = []Check{
 	{"zeroes-read", "write-zeroes reads as zeroes", faithful, func(t *T) { zeroes(t, 0) }},
 	{"zeroes-no-unmap", "write-zeroes with no-unmap reads as zeroes", faithful, func(t *T) { zeroes(t, blk.NoUnmap) }},
 	{"zeroes-allocated", "write-zeroes with no-unmap leaves the range allocated", append([]string{"zeroes-no-unmap"}, faithful...), zeroesAllocated},
-	{"discard-range", "discard and secure erase leave the blocks beside their range alone, which can be written again", faithful, discardRange},
+	{"discard-range", "discard and secure erase leave the blocks beside their range alone, which can be written again", append([]string{"limits-operations"}, faithful...), discardRange},
 }
 
 func zeroes(t *T, flags blk.Flags) {
@@ -310,10 +323,11 @@ func discardRange(t *T) {
 
 var openChecks = []Check{
 	{"open-again", "data stay over close and open", faithful, openAgain},
-	{"open-many", "64 disks are open at the same time, and a number that was closed comes again", faithful, openMany},
+	{"open-reader", "a disk opens for reading while it is open for writing", append([]string{"open-again"}, faithful...), openReader},
+	{"open-many", "64 disks are open at the same time, and a number that was closed comes again", append([]string{"open-reader"}, faithful...), openMany},
 	{"open-number-in-use", "a device number in use is refused, and its disk goes on", faithful, openNumberInUse},
 	{"open-failure", "a disk that cannot be opened is an error with an errno, and nothing else suffers", faithful, openFailure},
-	{"open-reader", "a disk opens for reading while it is open for writing", append([]string{"open-again"}, faithful...), openReader},
+	{"refuse-read-only", "a read-only disk refuses changes with EROFS, or EOPNOTSUPP where it would not offer them either", append([]string{"open-again", "limits-refusals"}, faithful...), refuseReadOnly},
 }
 
 func openAgain(t *T) {
@@ -322,6 +336,11 @@ func openAgain(t *T) {
 	m := newModel(h.open(s, false))
 	for range 10 {
 		m.step(entries)
+	}
+	ends := t.random.bytes(int(m.d.block()))
+	for _, pos := range []int{0, 2*m.half - m.block} {
+		m.d.write(m.offset(pos), ends, 0)
+		copy(m.data[pos:], ends)
 	}
 	m.d.flush()
 	size := m.d.limits.Size
@@ -402,8 +421,5 @@ func openReader(t *T) {
 		w.write(0, want, 0)
 		w.flush()
 		r.expect("a reader beside a writer", 0, want)
-	}
-	if errno := r.do(shm.SQE{Op: blk.Write, Len: uint32(r.block())}); errno != blk.EROFS {
-		t.Fatalf("a write by a reader: %v, want %v", answer(errno), blk.EROFS)
 	}
 }

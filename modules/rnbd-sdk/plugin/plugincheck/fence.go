@@ -18,11 +18,11 @@ import (
 var fenceChecks = []Check{
 	{"fence-open-waits", "Open of a second process waits as long as the first one has the disk open for writing", faithful, fenceOpenWaits},
 	{"fence-open-goes-on", "that Open succeeds when the first process has ended", append([]string{"fence-open-waits"}, faithful...), fenceOpenGoesOn},
-	{"fence-readers", "Open for reading in a second process does not wait for the writer", faithful, fenceReaders},
-	{"fence-kill", "after SIGKILL with 30 writes in flight on a slow medium, Open waits until the last of them has ended", append([]string{"fence-open-waits"}, faithful...), fenceKill},
+	{"fence-readers", "Open for reading in a second process does not wait for the writer", append([]string{"open-reader"}, faithful...), fenceReaders},
+	{"fence-kill", "after SIGKILL with 30 writes in flight on a slow medium, Open waits until the last of them has ended", append([]string{"fence-open-waits", "fence-open-goes-on"}, faithful...), fenceKill},
 	{"fence-late-write", "no write of a killed process reaches the medium after its successor's Open", append([]string{"fence-open-waits", "fence-kill"}, faithful...), fenceLateWrite},
 	{"fence-lock", "the fence is a lock of the open file description, at the place that the ABI names", append([]string{"fence-open-waits"}, faithful...), fenceLock},
-	{"crash-idle", "after SIGKILL without requests the data that Describe promises are there", faithful, crashIdle},
+	{"crash-idle", "after SIGKILL without requests the data that Describe promises are there", append([]string{"open-again", "fence-open-goes-on"}, faithful...), crashIdle},
 	{"crash-load", "after SIGKILL under load answered writes are there, others old or new, and a replay of those without answer works", append([]string{"crash-idle", "fence-open-waits"}, faithful...), crashLoad},
 }
 

@@ -74,7 +74,7 @@ func (t *T) start(s *storage, l life) *host {
 
 // launch starts a process without queues.
 func (t *T) launch(s *storage, l life) (*plugin.Process, error) {
-	ctx, cancel := context.WithTimeout(t.ctx, callTime)
+	ctx, cancel := context.WithTimeout(t.ctx, 2*callTime) // StartTimeout ends first, and says what it waited for
 	defer cancel()
 	c := plugin.Config{
 		Path: t.o.Executable, Kind: plugin.KindIO, Configure: t.o.config(s.dir), Pumps: l.queues, Logger: t.o.Logger,

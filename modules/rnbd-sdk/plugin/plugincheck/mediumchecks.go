@@ -15,20 +15,20 @@ import (
 var mediumChecks = []Check{
 	{"flush-medium", "a flush that was answered has brought the writes before it to the medium", faithful, flushMedium},
 	{"fua-medium", "a write with FUA that was answered is on the medium", faithful, fuaMedium},
-	{"zeroes-fua-medium", "so are zeroes that were written with FUA", append([]string{"fua-medium"}, faithful...), zeroesFUAMedium},
-	{"cache-medium", "a disk without write_cache has each answered write on the medium", faithful, cacheMedium},
+	{"zeroes-fua-medium", "so are zeroes that were written with FUA", append([]string{"fua-medium", "flush-medium", "zeroes-read"}, faithful...), zeroesFUAMedium},
+	{"cache-medium", "a disk without write_cache has each answered write on the medium", append([]string{"flush-medium"}, faithful...), cacheMedium},
 	{"answer-medium", "a write is not answered before it was written where another process sees it", append([]string{"fence-open-waits"}, faithful...), answerMedium},
 	{"error-write", "an error of the medium on a write is the answer, EIO, and the disk works again afterwards", faithful, errorWrite},
-	{"error-space", "a medium without space answers ENOSPC", faithful, errorSpace},
-	{"error-read", "a read error of the medium is EIO, or the right data from elsewhere", faithful, errorRead},
+	{"error-space", "a medium without space answers ENOSPC", append([]string{"error-write"}, faithful...), errorSpace},
+	{"error-read", "a read error of the medium is EIO, or the right data from elsewhere", append([]string{"open-again"}, faithful...), errorRead},
 	{"error-flush", "a sync that fails makes the flush fail", append([]string{"flush-medium"}, faithful...), errorFlush},
 	{"error-fua", "a sync that fails makes the write with FUA fail", append([]string{"fua-medium"}, faithful...), errorFUA},
 	{"short-transfers", "a medium that transfers less than it was asked loses nothing", faithful, shortTransfers},
-	{"hang-other-disk", "a medium that hangs delays only its own disk", faithful, hangOtherDisk},
+	{"hang-other-disk", "a medium that hangs delays only its own disk", append([]string{"data-disks"}, faithful...), hangOtherDisk},
 	{"hang-calls", "calls about other disks are answered while a medium hangs", append([]string{"hang-other-disk"}, faithful...), hangCalls},
 	{"close-waits", "CloseDisk is answered when no request of the disk is in flight", faithful, closeWaits},
-	{"detach-arena-waits", "DetachArena is answered when no request uses the arena", faithful, detachArenaWaits},
-	{"drain-waits", "Drain is answered when nothing is in flight", faithful, drainWaits},
+	{"detach-arena-waits", "DetachArena is answered when no request uses the arena", append([]string{"close-waits"}, faithful...), detachArenaWaits},
+	{"drain-waits", "Drain is answered when nothing is in flight", append([]string{"close-waits"}, faithful...), drainWaits},
 }
 
 // settled is a disk on the medium whose first n bytes hold data that were flushed.

@@ -97,7 +97,7 @@ func (m *model) request(pos, size, mem int) shm.SQE {
 	case p < 19:
 		e.Op = blk.Write
 	default:
-		e.Op = blk.Flush
+		return shm.SQE{Op: blk.Flush}
 	}
 	return e
 }

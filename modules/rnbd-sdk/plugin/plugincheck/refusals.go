@@ -9,17 +9,16 @@ import (
 )
 
 var refusalChecks = []Check{
-	{"refuse-unaligned", "an offset or a length within a block answers EINVAL", gate, refuseUnaligned},
-	{"refuse-no-length", "a request without length answers EINVAL", gate, refuseNoLength},
-	{"refuse-beyond-end", "a request beyond the end of the disk answers EIO", gate, refuseBeyondEnd},
-	{"refuse-too-large", "a request larger than max_io_size answers EINVAL", gate, refuseTooLarge},
+	{"refuse-unaligned", "an offset or a length within a block answers EINVAL", faithful, refuseUnaligned},
+	{"refuse-no-length", "a request without length answers EINVAL", faithful, refuseNoLength},
+	{"refuse-beyond-end", "a request beyond the end of the disk answers EIO", faithful, refuseBeyondEnd},
+	{"refuse-too-large", "a request larger than max_io_size answers EINVAL", faithful, refuseTooLarge},
 	{"refuse-unknown-operation", "an unknown operation answers EOPNOTSUPP", gate, refuseUnknownOperation},
-	{"refuse-unknown-flag", "an unknown flag answers EINVAL", gate, refuseUnknownFlag},
-	{"refuse-unknown-arena", "an arena that is not attached answers EINVAL", gate, refuseUnknownArena},
-	{"refuse-outside-arena", "memory outside of the arena answers EINVAL", gate, refuseOutsideArena},
-	{"refuse-unknown-device", "a device that is not open answers ENODEV", gate, refuseUnknownDevice},
+	{"refuse-unknown-flag", "an unknown flag answers EINVAL", faithful, refuseUnknownFlag},
+	{"refuse-unknown-arena", "an arena that is not attached answers EINVAL", faithful, refuseUnknownArena},
+	{"refuse-outside-arena", "memory outside of the arena answers EINVAL", faithful, refuseOutsideArena},
+	{"refuse-unknown-device", "a device that is not open answers ENODEV", faithful, refuseUnknownDevice},
 	{"refuse-closed-device", "a device that was closed answers ENODEV", gate, refuseClosedDevice},
-	{"refuse-read-only", "a read-only disk refuses changes with EROFS, or EOPNOTSUPP where it would not offer them either", gate, refuseReadOnly},
 }
 
 // refuses makes a read and a write that must fail, and leave the disk as it was.

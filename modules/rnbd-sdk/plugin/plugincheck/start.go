@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -64,7 +63,7 @@ func startByHand(t *T) {
 	ctx, cancel := context.WithTimeout(t.ctx, 2*endTime)
 	defer cancel()
 	c := exec.CommandContext(ctx, t.o.Executable)
-	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	c.Env = passedOn()
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second
 	out := &bounded{most: 4096}

@@ -71,7 +71,7 @@ func (f *files) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLi
 }
 
 func (f *files) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
-	n, errno := f.m.read(buf, in.Offset)
+	n, errno := f.m.read(buf, in.Offset, in.Flags&syscall.O_DIRECT != 0)
 	return fuse.ReadResultData(buf[:n]), fuse.Status(errno)
 }
 

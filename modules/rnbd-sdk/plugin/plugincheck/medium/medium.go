@@ -24,7 +24,7 @@ type Faults struct {
 	Write      syscall.Errno // what writes and zeroes fail with; 0: they do not
 	Read       syscall.Errno // what reads fail with
 	Sync       syscall.Errno // what syncs fail with; what they cover is lost by CutPower
-	Short      bool          // reads and writes of more than 512 bytes transfer half, in whole sectors
+	Short      bool          // writes, and reads past the page cache, of more than 512 bytes transfer half, in whole sectors
 }
 
 // Medium is a disk of a fixed size. All methods may be called from any goroutine.
@@ -216,7 +216,8 @@ func (m *Medium) mark(off, n uint64, used bool) {
 	}
 }
 
-func (m *Medium) read(dst []byte, off uint64) (int, syscall.Errno) {
+// read reads for a descriptor; the page cache takes a short read for the end of the file.
+func (m *Medium) read(dst []byte, off uint64, direct bool) (int, syscall.Errno) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.wait(func() bool { return m.faults.HoldReads })
@@ -227,7 +228,10 @@ func (m *Medium) read(dst []byte, off uint64) (int, syscall.Errno) {
 		return 0, 0
 	}
 	n := min(len(dst), int(m.Size()-off))
-	return copy(dst[:m.transferred(n)], m.now[off:]), 0
+	if direct {
+		n = m.transferred(n)
+	}
+	return copy(dst[:n], m.now[off:]), 0
 }
 
 func (m *Medium) sync() syscall.Errno {
