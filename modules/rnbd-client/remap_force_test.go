@@ -18,7 +18,7 @@ import (
 func hangingRemap(t *testing.T, change ...func(*Config)) (s *target, c *Client, dir frontDir) {
 	t.Helper()
 	s = newTarget(t, 1<<20)
-	c = s.clientToClose(append(change, withTestFront(t), func(cfg *Config) { cfg.MapTimeout = 300 * time.Millisecond })...)
+	c = s.clientToClose(append(change, withTestFront(t), func(cfg *Config) { cfg.MapTimeout = 2 * time.Second })...)
 	_, err := s.mapIn(c, "other", "") // keeps the session
 	must(t, err)
 	d, dir := s.mapHanging(c, "vol")
