@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +46,7 @@ type serverOptions struct {
 	CrashLimit       int           `yaml:"crash-limit"`
 	CrashWindow      time.Duration `yaml:"crash-window"`
 	AccessGrace      time.Duration `yaml:"access-grace"`
+	StateDir         string        `yaml:"state-dir"`
 	Access           []access.Rule `yaml:"access"` // of files only
 }
 
@@ -94,7 +96,20 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	f.IntVar(&o.CrashLimit, "crash-limit", def.CrashLimit, "crashes of a plugin within --crash-window that are too many")
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
 	f.DurationVar(&o.AccessGrace, "access-grace", 30*time.Second, "time that a device stays open when a reload takes away the rule that allowed it, and a path when its client could not prove its identity any more")
+	f.StringVar(&o.StateDir, "state-dir", "", "folder of this server alone that outlives reboots: after a stop in order clients are not told of a power cut; the default is the first of $STATE_DIRECTORY, which systemd sets, else there is none")
 	return c, o
+}
+
+// incarnationFile returns the file for Config.IncarnationFile, empty for none.
+func (o *serverOptions) incarnationFile() string {
+	dir := o.StateDir
+	if dir == "" {
+		dir, _, _ = strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
+	}
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, "incarnation")
 }
 
 // load reads the configuration files. The rules of all files hold, in the order of
@@ -199,7 +214,7 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string
 		cfg.Auth = run.tls
 	}
 	cfg.Logs, cfg.Journal = run.logs, run.journal
-	cfg.SocketDir = socketFolder(run.socket)
+	cfg.SocketDir, cfg.IncarnationFile = socketFolder(run.socket), o.incarnationFile()
 	cfg.Listen, err = o.listeners(devices, run.pre.Take)
 	return cfg, devices, err
 }

@@ -77,6 +77,11 @@ type Config struct {
 	// reads that of this host if it is empty.
 	BootID string
 
+	// IncarnationFile is a file of the server alone that outlives the host's reboots. It has
+	// the record of orderly stops: after one, clients are not told of a power cut. If it is
+	// empty, or cannot be written, every start of the host is told as a power cut.
+	IncarnationFile string
+
 	// Access are the rules of access. nil allows everything. SetAccess
 	// changes them.
 	Access *access.Rules

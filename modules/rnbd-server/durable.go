@@ -24,5 +24,20 @@ func (p *ioPlugin) verifier(generation uint32, opened *plugin.OpenedDisk) rnbdwi
 	case s.cfg.BootID == "":
 		return 0
 	}
-	return rnbdwire.NewVerifier(volume("boot", s.cfg.BootID), opened.Limits.WriteCache)
+	return rnbdwire.NewVerifier(volume("boot", s.incarnation.now()), opened.Limits.WriteCache)
+}
+
+// noteWriter records that d, which is open for writing, has to be flushed before the host is
+// shut down in order. The verifier of another plugin does not depend on that.
+func (s *Server) noteWriter(d *device, opened *plugin.OpenedDisk) {
+	if d.key.readOnly || len(opened.Verifier) > 0 || d.plugin.info().Crash != plugin.KeepsAcknowledged || !opened.Limits.WriteCache {
+		return
+	}
+	if d.file == nil { // the plugin made the device of its name, and the server cannot flush it
+		s.incarnation.abandon()
+		return
+	}
+	if err := s.incarnation.noteOpen(d.path); err != nil {
+		s.log.Error("an orderly stop is not recorded", "err", err)
+	}
 }

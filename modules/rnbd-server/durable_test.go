@@ -9,11 +9,20 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// openFull opens a device and asks for the verifier.
+// openFull opens a device for reading and asks for the verifier.
 func (i *initiator) openFull(name string) rnbdwire.OpenRspFields {
+	return i.openVerified(name, blk.ReadOnly)
+}
+
+// openToWrite opens a device for writing and asks for the verifier.
+func (i *initiator) openToWrite(name string) rnbdwire.OpenRspFields {
+	return i.openVerified(name, blk.ReadWrite)
+}
+
+func (i *initiator) openVerified(name string, mode blk.AccessMode) rnbdwire.OpenRspFields {
 	i.t.Helper()
 	msg, rsp := make([]byte, rnbdwire.OpenSize), make(rnbdwire.OpenRsp, rnbdwire.OpenRspFullSize)
-	must(i.t, rnbdwire.OpenFields{AccessMode: uint8(blk.ReadOnly), Name: name}.Put(msg))
+	must(i.t, rnbdwire.OpenFields{AccessMode: uint8(mode), Name: name}.Put(msg))
 	must(i.t, i.session.AdminRead(i.ctx(), msg, rsp))
 	return rsp.Fields()
 }

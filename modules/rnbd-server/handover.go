@@ -54,6 +54,7 @@ func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err er
 		return 0, false, err
 	}
 	waiting = s.count((*session).isHeld)
+	defer s.incarnation.abandon() // sessions and their devices are closed, or closing
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	s.endExtents()

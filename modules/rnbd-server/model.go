@@ -53,6 +53,8 @@ type Server struct {
 	// The order of locks is documented at ioPlugin.
 	number uint64 // of this server's clock, told to clients; not 0
 
+	incarnation incarnation
+
 	mu      sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
 	devices map[deviceKey]*device
 	guards  map[deviceKey]*guard

@@ -30,6 +30,9 @@ func (p *ioPlugin) open(ctx context.Context, d *device) error {
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
 	opened, err := in.OpenStorage(ctx, d.request(in.Generation))
+	if err == nil {
+		p.server.noteWriter(d, &opened)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {

@@ -32,6 +32,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}
+	s.incarnation = incarnation{path: cfg.IncarnationFile, boot: cfg.BootID, flush: flushNode}
 	s.rules.Store(newRuleSet(cfg.Access))
 	if cfg.BootID == "" {
 		s.log.Warn("clients are not told of a power cut of this host: its boot id is not readable", "file", bootIDFile)
@@ -126,6 +127,9 @@ func (s *Server) Serve(listen []Listen) error {
 	if err != nil {
 		return err
 	}
+	if err := s.incarnation.begin(); err != nil {
+		s.log.Warn("an orderly stop of this host will be told to clients as a power cut: its record cannot be kept", "err", err)
+	}
 	s.leaving.Store(false)
 	f := &front{rtrs: r, listen: listen}
 	s.front.Store(&front{rtrs: r}) // for Close, and for clients that come at once
@@ -191,6 +195,11 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	errs = append(errs, s.stopPlugins(ctx))
 	s.stopped.Store(true)
+	if errors.Join(errs...) == nil { // no write is under way
+		errs = append(errs, s.incarnation.end(ctx))
+	} else {
+		s.incarnation.abandon()
+	}
 	select {
 	case <-answered: // on the pumps
 	case <-time.After(closeGrace):

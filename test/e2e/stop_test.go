@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -107,6 +108,7 @@ func TestSignalEndsADaemonInOrder(t *testing.T) {
 				r, temp := loaded(t, loss)
 				pids := r.pids()
 				endsCleanly(t, r.server, sig, pids["io-fileio"], temp.server, r.server.Socket)
+				wantOrderlyRecord(t, temp.serverState)
 				if !alive(pids["client"]) || !alive(pids["frontend-nbd"]) {
 					t.Error("the client ended too")
 				}
@@ -117,13 +119,23 @@ func TestSignalEndsADaemonInOrder(t *testing.T) {
 }
 
 // temps are the folders for temporary files of the two daemons.
-type temps struct{ server, client string }
+type temps struct{ server, client, serverState string }
+
+// wantOrderlyRecord checks that the server has recorded its stop in order, with a device that
+// was flushed.
+func wantOrderlyRecord(t *testing.T, dir string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "incarnation"))
+	if err != nil || !strings.Contains(string(b), "\nopen \"/") || !strings.HasSuffix(string(b), "\nclean\n") {
+		t.Errorf("the record of the stop is %q, %v", b, err)
+	}
+}
 
 func loaded(t *testing.T, loss string) (*rig, temps) {
 	t.Helper()
-	temp := temps{shortDir(t), shortDir(t)}
+	temp := temps{shortDir(t), shortDir(t), t.TempDir()}
 	r := newRig(t, rigOptions{size: 16 << 20,
-		server: lab.ServerOptions{Env: []string{"TMPDIR=" + temp.server}},
+		server: lab.ServerOptions{Env: []string{"TMPDIR=" + temp.server, "STATE_DIRECTORY=" + temp.serverState}},
 		client: lab.ClientOptions{Env: []string{"TMPDIR=" + temp.client}, Extra: []string{"--loss", loss}},
 	})
 	load(t, r.dial())
