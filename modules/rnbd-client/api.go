@@ -289,7 +289,7 @@ func (s *session) describe() *controlpb.Session {
 // server's address.
 func (s *session) serverHost(paths []*controlpb.Path) string {
 	_, server, ok := strings.Cut(s.name, "@")
-	if ok && server != "" && !strings.Contains(s.name, "-"+s.client.token+"@") {
+	if ok && server != "" && !s.hasDefaultName() {
 		return server
 	}
 	if len(paths) == 0 {

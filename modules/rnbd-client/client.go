@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -24,7 +25,7 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 		return nil, err
 	}
 	cfg.nameLoggers()
-	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, changing: map[string]chan struct{}{}, places: map[uint32]*place{}, retired: map[uint32]*Device{}, reserved: cfg.ReservedNames, token: fmt.Sprintf("%04x", rand.Uint32N(1<<16))}
+	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, changing: map[string]chan struct{}{}, places: map[uint32]*place{}, retired: map[uint32]*Device{}, reserved: cfg.ReservedNames, token: clientToken(cfg.StateFile), started: time.Now()}
 	c.life, c.endLife = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -204,6 +204,7 @@ func TestMapErrors(t *testing.T) {
 		{"empty path", func(r *MapRequest) { r.Path = "" }, syscall.EINVAL},
 		{"path too long", func(r *MapRequest) { r.Path = strings.Repeat("n", 255) }, syscall.EINVAL},
 		{"a word of the commands as name", func(r *MapRequest) { r.Name = "all" }, syscall.EINVAL},
+		{"a word of the commands as session", func(r *MapRequest) { r.Session = "all" }, syscall.EINVAL},
 		{"name with a slash", func(r *MapRequest) { r.Name = "a/b" }, syscall.EINVAL},
 	} {
 		t.Run(x.name, func(t *testing.T) {

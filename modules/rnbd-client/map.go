@@ -62,7 +62,7 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 }
 
 // IsReservedName reports whether the commands of users have another meaning for
-// name, so that no device may have it: "rnbd unmap all" unmaps every device.
+// name, so that no device or session may have it: "rnbd unmap all" unmaps every device.
 func IsReservedName(name string) bool { return name == "all" || name == "help" }
 
 // prepare makes the checks that need no server.
@@ -91,6 +91,9 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	}
 	if IsReservedName(d.name) && r.identity == "" { // the last daemon may have been older
 		return nil, fmt.Errorf("device name %q: commands take the word for another thing: %w", d.name, syscall.EINVAL)
+	}
+	if IsReservedName(r.Session) && r.identity == "" {
+		return nil, fmt.Errorf("session name %q: commands take the word for another thing: %w", r.Session, syscall.EINVAL)
 	}
 	d.choices, err = c.choose(r.Frontend)
 	return d, err

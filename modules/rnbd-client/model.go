@@ -29,6 +29,7 @@ type Client struct {
 	cfg       Config
 	log       *slog.Logger
 	token     string // distinguishes this client from others of the host
+	started   time.Time
 	pumps     []*pumpShare
 	frontends []*frontend
 	fabrics   atomic.Pointer[map[string]verbs.Device] // by name; replaced as a whole

@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -109,4 +110,47 @@ func TestNamesOfDisksThatWaitAreKept(t *testing.T) {
 		d, err := c.Device(saved.Name)
 		return err == nil && d.State() == Open && d.path == string(saved.Path)
 	})
+}
+
+// TestDefaultNamesStay has the token of default names be that of the client's folder, so
+// that the next daemon there gives sessions the same names.
+func TestDefaultNamesStay(t *testing.T) {
+	one, again, other := clientToken("/run/rnbd/client.devices"), clientToken("/run/rnbd/client.devices"), clientToken("/run/user/7/rnbd/client.devices")
+	if one != again || one == other || len(one) != 4 {
+		t.Errorf("tokens %s and then %s, of another folder %s", one, again, other)
+	}
+	defer func(files []string) { hostIDFiles = files }(hostIDFiles)
+	hostIDFiles = []string{filepath.Join(t.TempDir(), "none"), writeText(t, "7a3c\n")}
+	if clientToken("/run/rnbd/client.devices") == one {
+		t.Error("two hosts have one token")
+	}
+}
+
+func writeText(t *testing.T, text string) string {
+	name := filepath.Join(t.TempDir(), "text")
+	must(t, os.WriteFile(name, []byte(text), 0o600))
+	return name
+}
+
+// TestANameOfAKilledClientIsWaitedFor has a server that has not noticed yet that the last
+// client is gone. Only a name that the client has made itself is waited for.
+func TestANameOfAKilledClientIsWaitedFor(t *testing.T) {
+	s := newTarget(t, 1<<20)
+	c := s.newClient()
+	mapVol := func(session string) error {
+		_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: session, Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
+		return err
+	}
+	s.refuse.Store(1)
+	if err := mapVol("given"); !errors.Is(err, rtrs.ErrNameRefused) {
+		t.Fatalf("a given name: %v", err)
+	}
+	s.refuse.Store(1)
+	must(t, mapVol(""))
+	must(t, c.Unmap(t.Context(), "rnbd0", false))
+	c.started = c.started.Add(-killedLingers)
+	s.refuse.Store(1)
+	if err := mapVol("other-" + c.token + "@10-0-0-1"); !errors.Is(err, rtrs.ErrNameRefused) {
+		t.Errorf("long after the start: %v", err)
+	}
 }

@@ -90,7 +90,7 @@ func (s *session) connect(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.C
 		open = openAny
 	}
 	s.transport, err = open(ctx, s.name, addrs, cfg)
-	for errors.Is(err, rtrs.ErrConnLost) && s.client.endedLately(s.name) && pauseFor(ctx, namePause) {
+	for err != nil && s.waitForName(ctx, err) {
 		s.transport, err = open(ctx, s.name, addrs, cfg)
 	}
 	if err != nil {

@@ -346,8 +346,7 @@ func (l *link) exchangeInfo(ctx context.Context) error {
 	case rsp := <-l.info:
 		return l.takeInfoRsp(rsp)
 	case <-l.failed:
-		return fmt.Errorf("the path ended when the server got the session's name %q: another client may have the name, the server's log has the reason: wait for INFO_RSP: %w: %w",
-			l.path.session.name, syscall.ECONNRESET, l.cause)
+		return nameRefused{l.path.session.name, l.cause}
 	case <-ctx.Done():
 		return fmt.Errorf("wait for INFO_RSP: %w: %w", syscall.ETIMEDOUT, context.Cause(ctx))
 	}

@@ -62,6 +62,7 @@ type conn struct {
 	acked    uint32
 	signaled uint32 // value of posted at the last signalled request
 	down     bool   // connDown was called
+	left     bool   // the peer has ended the connection in order; set before connDown is called
 	recvSize int
 	recvMem  []byte // receive i uses recvMem[i*recvSize:][:recvSize]
 	recvKey  uint32
@@ -186,7 +187,7 @@ func (c *conn) postImm(imm rtrswire.Imm) bool {
 func (c *conn) onCompletion(wc *verbs.WC) {
 	switch {
 	case wc.Op == verbs.OpDisconnected:
-		c.down = true
+		c.down, c.left = true, wc.Status == verbs.StatusOK
 		c.h.connDown()
 	case wc.Status == verbs.StatusFlushed:
 	case wc.Status != verbs.StatusOK:

@@ -15,6 +15,23 @@ type sentinelError struct {
 func (e *sentinelError) Error() string { return e.text }
 func (e *sentinelError) Unwrap() error { return e.errno }
 
+// nameRefused is an ErrNameRefused for the name of a session, with the cause of the path's end.
+type nameRefused struct {
+	name  string
+	cause error
+}
+
+func (e nameRefused) Error() string {
+	return fmt.Sprintf("the path ended when the server got the session's name %q: another client may have the name, the server's log has the reason: wait for INFO_RSP: %v: %v", e.name, syscall.ECONNRESET, e.cause)
+}
+func (e nameRefused) Unwrap() []error { return []error{ErrNameRefused, syscall.ECONNRESET, e.cause} }
+
+// leftError is the type of errLeft.
+type leftError struct{}
+
+func (leftError) Error() string { return "the client has disconnected" }
+func (leftError) Unwrap() error { return ErrConnLost }
+
 // Errors of the data path. They are never wrapped, so that == works.
 var (
 	// ErrNoPermit: every buffer of the session is in use; wait for a completion.
@@ -28,6 +45,9 @@ var (
 	// errSuperseded: the client has lost the path before the server, and makes it again.
 	errSuperseded error = &sentinelError{"rtrs: the client connects the path again", syscall.ECONNRESET}
 
+	// errLeft: the client has disconnected in order. It is an ErrConnLost.
+	errLeft error = leftError{}
+
 	// errNoCredit: the send queue has no room; a completion will make some.
 	errNoCredit error = &sentinelError{"rtrs: send queue is full", syscall.EAGAIN}
 )
@@ -40,6 +60,9 @@ var (
 	ErrProtocol error = &sentinelError{"rtrs: protocol error", syscall.ECONNRESET}
 	// ErrHeartbeat: the peer did not answer in time.
 	ErrHeartbeat error = &sentinelError{"rtrs: heartbeat expired", syscall.ETIMEDOUT}
+	// ErrNameRefused: the path ended when the server got the session's name. Another
+	// session may have it.
+	ErrNameRefused error = &sentinelError{"rtrs: the path ended when the server got the session's name", syscall.ECONNRESET}
 	// ErrConnLost: a connection of the path ended.
 	ErrConnLost error = &sentinelError{"rtrs: connection lost", syscall.ECONNRESET}
 )

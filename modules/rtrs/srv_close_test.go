@@ -404,3 +404,31 @@ func TestFreeChunkKeepsNoPath(t *testing.T) {
 		}
 	}
 }
+
+// TestTheEndOfAPathHasItsCause tells a client that leaves from one that is lost.
+func TestTheEndOfAPathHasItsCause(t *testing.T) {
+	for name, end := range map[string]func(*loopback.Network, *rawPath){
+		"left": func(_ *loopback.Network, c *rawPath) { c.hangUp() },
+		"lost": func(net *loopback.Network, c *rawPath) {
+			net.CutConn(c.qps[0].LocalAddr(), c.qps[0].RemoteAddr())
+			c.waitDown()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			net := loopback.New()
+			s := startServer(t, net, serve)
+			c := newSession(t, net, 2, "s")
+			s.mu.Lock()
+			var p *srvPath
+			for _, sess := range s.sessions {
+				p = sess.paths[0]
+			}
+			s.mu.Unlock()
+			end(net, c)
+			<-p.closed
+			if !errors.Is(p.cause, ErrConnLost) || errors.Is(p.cause, errLeft) != (name == "left") {
+				t.Errorf("the cause: %v", p.cause)
+			}
+		})
+	}
+}

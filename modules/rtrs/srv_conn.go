@@ -127,7 +127,11 @@ func (c *srvConn) connDown() {
 	if c.cid == 0 {
 		c.poller.alarms.setAlarm(&c.path.hb.alarm, time.Time{})
 	}
-	c.path.close(ErrConnLost)
+	if c.left {
+		c.path.close(errLeft)
+	} else {
+		c.path.close(ErrConnLost)
+	}
 	if c.inflight == 0 {
 		c.path.live.Done()
 		return
