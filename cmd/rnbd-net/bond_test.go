@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -40,12 +41,24 @@ func TestBond(t *testing.T) {
 		return list[0].Active + " " + list[0].MII
 	}
 	eventually(t, "ib0 is active", func() bool { return active() == "ib0 up" })
+	stop := a.capture(t, "bond0")
+	if out, code := a.net("pcap", "ib1"); code != 5 {
+		t.Errorf("a capture of a slave of a bond that is captured: exit code %d: %s", code, out)
+	}
 	peer := func() string {
 		out, _ := b.net("peers", "ib0")
 		return out
 	}
 	address := func(link string) string { return strings.TrimSpace(a.read("class/net/" + link + "/address")) }
 	eventually(t, "the peer knows ib0", func() bool { return strings.Contains(peer(), address("ib0")) })
+	sent := a.read("class/net/ib0/statistics/tx_packets")
+	eventually(t, "ib0 asks for the address of the peer", func() bool { return a.read("class/net/ib0/statistics/tx_packets") != sent })
+	if out := stop(); bytes.Count(out, []byte{0xd4, 0xc3, 0xb2, 0xa1}) != 1 || !bytes.Contains(out, []byte{0, 32, 8, 0, 20, 4, 0, 1}) {
+		t.Errorf("%d bytes of capture of the bond without one header and an ARP request", len(out))
+	}
+	if out, code := a.net("pcap", "bond7"); code == 0 {
+		t.Errorf("a capture of what is not there: %s", out)
+	}
 	for line, want := range map[string]string{"bond show": "bond0\n", "bond enslave bond0": "ib1\n", "bond release bond0": "ib1\n", "bond set bond0": "arp_interval\n",
 		"link add x link": "ib0\n", "link set ib0": "mode\n", "mcg": "ib1\n"} {
 		if out, code := a.net(append(append([]string{"__complete"}, strings.Fields(line)...), "")...); code != 0 || !strings.Contains(out, want) {

@@ -268,7 +268,7 @@ func jiffiesSince(t time.Time) uint64 {
 }
 
 func newPcap() *cobra.Command {
-	c := &cobra.Command{Use: "pcap NAME", Short: "capture frames, link type 242, until SIGINT", Args: argCount(1, 1)}
+	c := &cobra.Command{Use: "pcap NAME", Short: "capture frames of an interface, or of the slaves of a bond, link type 242, until SIGINT", Args: argCount(1, 1)}
 	file := c.Flags().StringP("write", "w", "-", "`file` to write to; - is the standard output")
 	c.RunE = func(cmd *cobra.Command, a []string) error {
 		body, err := callDaemon(cmd, http.MethodGet, "/pcap", url.Values{"name": a}, nil)

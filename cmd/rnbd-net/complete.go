@@ -57,7 +57,7 @@ var completions = map[string][]argChoices{
 	"link add":     {nil, fixedChoices("link"), linkNames, fixedChoices("pkey", "mode", "mtu", "umcast")},
 	"mcg":          {linkNames},
 	"peers":        {linkNames},
-	"pcap":         {linkNames},
+	"pcap":         {func(cmd *cobra.Command) []string { return append(linkNames(cmd), bondNames(cmd)...) }},
 	"bond show":    {bondNames},
 	"bond del":     {bondNames},
 	"bond enslave": {bondNames, linkNames},

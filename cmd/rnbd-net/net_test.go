@@ -190,14 +190,14 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 // capture starts rnbd-net pcap, and waits until it has the header of the file.
 // stop ends it by SIGINT and returns the captured bytes.
-func (n *node) capture(t *testing.T) (stop func() []byte) {
+func (n *node) capture(t *testing.T, name string) (stop func() []byte) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "pcap")
 	var c *exec.Cmd
 	ended := make(chan error, 1)
 	eventually(t, "the capture has started", func() bool {
 		if c == nil {
-			c = n.command("pcap", "ib0", "-w", file)
+			c = n.command("pcap", name, "-w", file)
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -243,6 +243,18 @@ func TestDaemon(t *testing.T) {
 			if got := a.read("class/net/ib0/" + file); got != want {
 				t.Errorf("%s: %q, want %q", file, got, want)
 			}
+		}
+	})
+	t.Run("over /sys/class/net nothing of the kernel's is missing", func(t *testing.T) {
+		// The look at ib0/mtu is answered by the daemon, the others by the kernel.
+		const script = `mount -t sysfs sysfs /sys && before=$(ls /sys/class/net/ib0) && mount --rbind "$1" /sys/class/net && cd /sys/class/net &&
+			cat lo/ifindex lo/operstate eth0/carrier eth0/flags ib0/carrier ib0/ifindex ib0/operstate ib0/flags ib0/mtu ib0/statistics/rx_errors &&
+			for f in $before; do test -e ib0/$f || echo no $f; done; ls; basename $(readlink -f eth0)`
+		out := run(t, "nsenter", "--net=/run/netns/"+a.ns, "unshare", "-m", "sh", "-c", script, "sh", filepath.Join(a.tree, "class/net"))
+		lines := strings.Split(out, "\n")
+		if len(lines) < 15 || lines[0] != "1" || lines[2] != "1" || !strings.HasPrefix(lines[3], "0x") || lines[8] != "2044" || strings.Contains(out, "no ") ||
+			!regexp.MustCompile(`(?s)\nbonding_masters\neth0\nib0\nlo\n`).MatchString(out) || !strings.HasSuffix(out, "\neth0\n") {
+			t.Errorf("seen over /sys/class/net:\n%s", out)
 		}
 	})
 	t.Run("IP-05 IP-06 IP-08 IP-09 a child by file", func(t *testing.T) {
@@ -436,7 +448,7 @@ func TestDaemon(t *testing.T) {
 		}
 	})
 	t.Run("peers and a capture", func(t *testing.T) {
-		first := a.capture(t)
+		first := a.capture(t, "ib0")
 		if out, code := a.net("pcap", "ib0"); code != 5 {
 			t.Errorf("a second capture: exit code %d: %s", code, out)
 		}
@@ -448,7 +460,7 @@ func TestDaemon(t *testing.T) {
 		if out := first(); !bytes.Contains(out, []byte{0, 32, 8, 0, 20, 4, 0, 1}) {
 			t.Errorf("%d bytes of capture without an ARP request", len(out))
 		}
-		a.capture(t)() // when one has ended, another can start
+		a.capture(t, "ib0")() // when one has ended, another can start
 		if b.read("class/net/ib0/statistics/rx_packets") == "0\n" {
 			t.Error("the other end has received nothing")
 		}

@@ -152,7 +152,12 @@ func (o *runOptions) run(ctx context.Context) (err error) {
 	b := newBonds(set, log)
 	defer b.close()
 	if o.tree != "" {
-		tree, err := ctltree.Mount(o.tree, treeOf(set, b, trace), ctltree.Options{Name: "rnbd-net", Logger: log})
+		kernel, err := openKernelNet()
+		if err != nil {
+			log.Warn("the control files have no interfaces but those of this daemon", "err", err)
+		}
+		defer kernel.Close()
+		tree, err := ctltree.Mount(o.tree, treeOf(set, b, trace, kernel), ctltree.Options{Name: "rnbd-net", Logger: log})
 		if err != nil {
 			return err
 		}

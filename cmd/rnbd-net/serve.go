@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -281,30 +282,85 @@ func (r captureRecords) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// withoutHeader drops the first write of a capture, the header of the file.
+type withoutHeader struct {
+	captureRecords
+	began bool
+}
+
+func (w *withoutHeader) Write(b []byte) (int, error) {
+	if !w.began {
+		w.began = true
+		return len(b), nil
+	}
+	return w.captureRecords.Write(b)
+}
+
+// captured returns the interfaces whose frames are those of name: the interface itself, or
+// the slaves of the bond.
+func (s *apiServer) captured(name string) (links []*port.Link, err error) {
+	l, err := s.set.Link(name)
+	if err == nil {
+		return []*port.Link{l}, nil
+	}
+	x := s.bonds.net.Bond(name)
+	if x == nil {
+		return nil, err
+	}
+	for _, slave := range x.Status().Slaves {
+		l, err := s.set.Link(slave.Name)
+		if err != nil {
+			return nil, err
+		}
+		links = append(links, l)
+	}
+	if len(links) == 0 {
+		return nil, fmt.Errorf("capture frames of %s: the bond has no slave: %w", name, unix.ENODEV)
+	}
+	return links, nil
+}
+
+// beginCapture has links write their frames to out until end is called.
+func (s *apiServer) beginCapture(links []*port.Link, out captureRecords) (end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range links {
+		if s.captures[l.Name()] {
+			return nil, fmt.Errorf("capture frames of %s: a capture is under way: %w", l.Name(), unix.EBUSY)
+		}
+	}
+	end = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, l := range links {
+			l.Capture(nil)
+			delete(s.captures, l.Name())
+		}
+	}
+	for i, l := range links {
+		s.captures[l.Name()] = true
+		var w io.Writer = out
+		if i > 0 {
+			w = &withoutHeader{captureRecords: out}
+		}
+		err = errors.Join(err, l.Capture(w))
+	}
+	return end, err
+}
+
 // serveCapture sends a capture until the client disconnects.
 func (s *apiServer) serveCapture(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Query().Get("name")
-	l, err := s.set.Link(name)
+	links, err := s.captured(r.URL.Query().Get("name"))
 	if err != nil {
 		writeError(w, err)
 		return
 	}
-	s.mu.Lock()
-	busy := s.captures[name]
-	s.captures[name] = true
-	s.mu.Unlock()
-	if busy {
-		writeError(w, fmt.Errorf("capture frames of %s: a capture is under way: %w", name, unix.EBUSY))
-		return
-	}
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		l.Capture(nil)
-		delete(s.captures, name)
-	}()
 	records := make(captureRecords, 4096)
-	if err := l.Capture(records); err != nil {
+	end, err := s.beginCapture(links, records)
+	if end != nil {
+		defer end()
+	}
+	if err != nil {
 		writeError(w, err)
 		return
 	}

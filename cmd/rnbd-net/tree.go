@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -21,8 +22,8 @@ import (
 )
 
 // treeOf returns the control files of the interfaces, by their paths below
-// /sys.
-func treeOf(set *port.Set, b *bondSet, trace *dev.Trace) map[string]ctltree.Node {
+// /sys. What the kernel has besides is in class/net, too.
+func treeOf(set *port.Set, b *bondSet, trace *dev.Trace, kernel *kernelNet) map[string]ctltree.Node {
 	return map[string]ctltree.Node{
 		"module/ib_ipoib/parameters": moduleParameters(trace),
 		"class/net": ctltree.Listing{
@@ -31,14 +32,21 @@ func treeOf(set *port.Set, b *bondSet, trace *dev.Trace) map[string]ctltree.Node
 				for _, x := range b.net.Bonds() {
 					out = append(out, x.Name())
 				}
+				for _, name := range kernel.names() {
+					if !slices.Contains(out, name) {
+						out = append(out, name)
+					}
+				}
 				return out
 			},
 			Node: func(name string) ctltree.Node {
-				l, err := set.Link(name)
-				if err != nil {
-					return b.treeNodes("net/" + name)
+				if l, err := set.Link(name); err == nil {
+					return kernel.with(name, linkFiles(set, b, l))
 				}
-				return linkFiles(set, b, l)
+				if n := b.treeNodes("net/" + name); n != nil {
+					return kernel.with(name, n)
+				}
+				return kernel.link(name)
 			},
 		},
 		"proc/net/bonding": ctltree.Listing{
