@@ -146,6 +146,8 @@ func hintOf(err error) string {
 		return "something else listens there; choose another address or stop it"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return "no interface of this host has that address; `ip address` lists those that there are"
+	case errors.Is(err, syscall.EBUSY) && strings.Contains(err.Error(), "--force"): // it says what to do
+		return ""
 	case errors.Is(err, syscall.EBUSY):
 		return "disconnect its users first, or use --force"
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -157,15 +158,23 @@ func (d *ublkDevice) endDisk(ctx context.Context, force bool) error {
 }
 
 // onMissingNode decides about a disk with a node that cannot be opened. It returns
-// nil if the device was deleted. If the driver still has it, it may be in
-// use: the error wraps EBUSY.
+// nil if the device was deleted, or nobody uses it. If users are found, or cannot
+// be looked for, the error wraps EBUSY.
 func (d *ublkDevice) onMissingNode(cause error) error {
 	info, err := d.ctl.deviceInfo(d.info.id)
 	if d.ctl.noDevice(err) || err == nil && info.state == stateDead {
 		d.log.Warn("disk was deleted by another", "device", d.name, "path", d.diskPath())
 		return nil
 	}
-	return fmt.Errorf("the driver has the disk, but its node cannot be opened (%v), so whether it is in use is not known; force it: %w", cause, blk.EBUSY)
+	n, err := blockdev.UsersOf(filepath.Base(d.diskPath()))
+	switch {
+	case err != nil:
+		return fmt.Errorf("the driver has the disk, but its node cannot be opened (%v), and whether it is in use is not known (%v): unmap it with --force: %w", cause, err, blk.EBUSY)
+	case n > 0:
+		return fmt.Errorf("its node cannot be opened (%v), and it has users: %d: %w", cause, n, blk.EBUSY)
+	}
+	d.log.Warn("the node of the disk is gone", "device", d.name, "path", d.diskPath())
+	return nil
 }
 
 // ResizeDevice changes the size of a disk in use. It fails with EOPNOTSUPP

@@ -29,6 +29,24 @@ func Users(path string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	return users(numbers)
+}
+
+// UsersOf returns the number of users of the disk that the kernel calls name, as Users
+// does. The disk needs no node: processes may have opened one that is gone.
+func UsersOf(name string) (int, error) {
+	text, err := os.ReadFile(filepath.Join("/sys/block", name, "dev"))
+	if err != nil {
+		return 0, err
+	}
+	var major, minor uint32
+	if _, err := fmt.Sscanf(string(text), "%d:%d", &major, &minor); err != nil {
+		return 0, fmt.Errorf("device number of %s: %w", name, err)
+	}
+	return users(withPartitions(unix.Mkdev(major, minor)))
+}
+
+func users(numbers map[uint64]bool) (int, error) {
 	n, err := openers("/proc", numbers)
 	if err == nil && held("/proc", numbers) {
 		n++
@@ -81,7 +99,6 @@ func exclusive(path string) (*os.File, error) {
 
 // family returns the device numbers of a disk and its partitions.
 func family(path string) (map[uint64]bool, error) {
-	numbers := map[uint64]bool{}
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -90,7 +107,12 @@ func family(path string) (map[uint64]bool, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s: %w", path, syscall.ENOTBLK)
 	}
-	numbers[number] = true
+	return withPartitions(number), nil
+}
+
+// withPartitions returns number, of a disk, and the numbers of the disk's partitions.
+func withPartitions(number uint64) map[uint64]bool {
+	numbers := map[uint64]bool{number: true}
 	dir := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number))
 	parts, _ := filepath.Glob(dir + "/*/partition") // fails for a bad pattern only
 	for _, p := range parts {
@@ -100,7 +122,7 @@ func family(path string) (map[uint64]bool, error) {
 			numbers[unix.Mkdev(major, minor)] = true
 		}
 	}
-	return numbers, nil
+	return numbers
 }
 
 func deviceNumber(st os.FileInfo) (uint64, bool) {

@@ -3,6 +3,7 @@ package blockdev
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +39,10 @@ func TestUsers(t *testing.T) {
 		var n int
 		var err error
 		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if n, err = Users(path); err == nil && n == want {
+			if n, err = Users(path); err != nil || n != want {
+				continue
+			}
+			if n, err = UsersOf(filepath.Base(path)); err == nil && n == want { // needs no node
 				return
 			}
 		}
@@ -154,6 +158,12 @@ func nameOf(t *testing.T, number string) string {
 		t.Fatal(err)
 	}
 	return filepath.Base(target)
+}
+
+func TestUsersOf_NoDisk(t *testing.T) {
+	if _, err := UsersOf("no-disk0"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
 }
 
 func TestNotABlockDevice(t *testing.T) {
