@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/bond/netns/netnstest"
 )
 
 // TestMain makes the test binary the command itself when a test asks for it.
@@ -73,9 +75,7 @@ func nodes(t *testing.T) (a, b *node) {
 // calls prepare before they start.
 func cabled(t *testing.T, daemons [2][]string, prepare func(a, b *node)) (a, b *node) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	netnstest.Need(t)
 	for _, f := range []string{"/dev/net/tun", "/dev/fuse"} {
 		if _, err := os.Stat(f); err != nil {
 			t.Skip(err)

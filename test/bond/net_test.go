@@ -15,6 +15,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/bond/dev"
 	"github.com/rnbd-go/rnbd/modules/bond/ether"
+	"github.com/rnbd-go/rnbd/modules/bond/netns/netnstest"
 	"github.com/rnbd-go/rnbd/modules/bond/tap"
 )
 
@@ -94,9 +95,7 @@ func newNetwork(t *testing.T) *network {
 // namespaces makes namespaces and removes them when the test ends.
 func (n *network) namespaces(all ...string) {
 	n.t.Helper()
-	if os.Getuid() != 0 {
-		n.t.Skip("needs root, for network namespaces")
-	}
+	netnstest.Need(n.t)
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		n.t.Skipf("needs TUN/TAP: %v", err)
 	}

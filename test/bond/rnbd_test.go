@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
+	"github.com/rnbd-go/rnbd/modules/bond/netns/netnstest"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 )
@@ -65,6 +66,8 @@ func programs(t *testing.T) string {
 
 // newHosts starts everything and maps a disk by the given way.
 func newHosts(t *testing.T, resolver bool, paths, monitor []string) *hosts {
+	t.Helper()
+	netnstest.Need(t)
 	h := &hosts{t: t, bin: programs(t), monitor: monitor, net: map[string]*exec.Cmd{},
 		network: &network{t: t, id: fmt.Sprintf("rnbd%d-%d-", os.Getpid(), made.Add(1))}}
 	h.namespaces("client", "sw", "server")

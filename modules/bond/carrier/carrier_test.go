@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/bond/netns"
+	"github.com/rnbd-go/rnbd/modules/bond/netns/netnstest"
 )
 
 // ip runs ip(8), and fails the test if that fails.
@@ -23,9 +24,7 @@ func ip(t *testing.T, line string) {
 }
 
 func TestLinkFollowsTheInterface(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for a network namespace")
-	}
+	netnstest.Need(t)
 	ns := fmt.Sprintf("carrier%d", os.Getpid())
 	ip(t, "netns add "+ns)
 	t.Cleanup(func() { ip(t, "netns del "+ns) })

@@ -1,13 +1,15 @@
-// Package nstest makes network namespaces for tests. They need root and
-// ip-netns(8); without, the test is skipped.
+// Package nstest makes network namespaces for tests. They need root, ip-netns(8), and a
+// root folder that is a mount; without, the test is skipped.
 package nstest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -22,14 +24,34 @@ type Namespace struct {
 
 var count atomic.Int32
 
+// usable tries once to make a namespace and to run a command in it: ip-netns(8) mounts /sys
+// for its commands, which fails in a plain chroot.
+var usable = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return errors.New("they need root")
+	}
+	name := fmt.Sprintf("ipoib-probe-%d", os.Getpid())
+	err := ip("netns", "add", name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ip("netns", "del", name) }()
+	return ip("netns", "exec", name, "true")
+})
+
+func ip(args ...string) error {
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
 // New makes a namespace and sets its loopback interface up.
 func New(t testing.TB) *Namespace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("ip is not installed")
+	if err := usable(); err != nil {
+		t.Skipf("network namespaces cannot be used here: %v", err)
 	}
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		t.Skip(err)
