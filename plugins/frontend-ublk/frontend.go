@@ -158,7 +158,7 @@ func (d *ublkDevice) endDisk(ctx context.Context, force bool) error {
 }
 
 // onMissingNode decides about a disk with a node that cannot be opened. It returns
-// nil if the device was deleted, or nobody uses it. If users are found, or cannot
+// nil if the device was deleted, or has no user. If users are found, or cannot
 // be looked for, the error wraps EBUSY.
 func (d *ublkDevice) onMissingNode(cause error) error {
 	info, err := d.ctl.deviceInfo(d.info.id)
