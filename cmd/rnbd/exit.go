@@ -152,7 +152,7 @@ func hintOf(err error) string {
 		return "disconnect its users first, or use --force"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: check the address and port, and that the server runs with that --listen"
-	case errors.Is(err, syscall.ECONNRESET) && strings.Contains(err.Error(), "INFO_RSP"): // a server has answered
+	case errors.Is(err, syscall.ECONNRESET) && (strings.Contains(err.Error(), "INFO_RSP") || strings.Contains(err.Error(), "another client has the name")): // a server has answered
 		return "give the mapping a --session name of its own; `rnbd server session list` on the server shows who has which name"
 	case tlsFault(err.Error()) != "":
 		return tlsFault(err.Error())

@@ -221,8 +221,11 @@ var errRefused error = &sentinelError{"refused by the server", syscall.ECONNRESE
 // rejectError is the errno that the server put in its refusal.
 func rejectError(rej *verbs.RejectError) error {
 	rsp := rtrswire.ConnRsp(rej.Private)
-	if rsp.Check() != nil || rsp.Errno() >= 0 || rsp.Errno() == -int16(syscall.ECONNRESET) {
+	if rsp.Check() != nil || rsp.Errno() >= 0 {
 		return errRefused
+	}
+	if rsp.Errno() == -int16(syscall.ECONNRESET) {
+		return withDescription(errRefused, syscall.ECONNRESET, rsp)
 	}
 	errno := syscall.Errno(-int(rsp.Errno()))
 	switch {
@@ -231,7 +234,17 @@ func rejectError(rej *verbs.RejectError) error {
 	case rsp.Features()&rtrswire.FeatureProof != 0:
 		return fmt.Errorf("refused by the server: it requires a proof of this end's identity (--auth): %w", errno)
 	}
-	return fmt.Errorf("refused by the server: %w", errno)
+	return withDescription(fmt.Errorf("refused by the server: %w", errno), errno, rsp)
+}
+
+// withDescription returns err, the error of a refused connection with errno, and the reason
+// in the refusal if there is one.
+func withDescription(err error, errno syscall.Errno, rsp rtrswire.ConnRsp) error {
+	why := describeReason(rsp.Reason())
+	if why == "" {
+		return err
+	}
+	return &refusedError{"refused by the server", why, []error{errno, err}}
 }
 
 // checkResponse judges the private data of an accepted connection; that of
@@ -256,6 +269,7 @@ func (l *link) checkResponse(cid int, private []byte) error {
 		newRkey:    rsp.Flags()&rtrswire.FlagNewRkey != 0,
 		fences:     rsp.Features()&rtrswire.FeatureFence != 0,
 		beats:      rsp.Features()&rtrswire.FeatureBeats != 0,
+		reasons:    rsp.Features()&rtrswire.FeatureReason != 0,
 
 		incarnation: rsp.Incarnation(),
 	}
@@ -311,7 +325,7 @@ func (l *link) infoRspBuf() []byte {
 
 // recvOffset is where the receive buffers of connection cid begin.
 func (l *link) recvOffset(cid int) int {
-	off := rtrswire.InfoReqLen + rtrswire.InfoRspLen(l.queueDepth)
+	off := rtrswire.InfoReqLen + max(rtrswire.InfoRspLen(l.queueDepth), rtrswire.MaxReasonLen)
 	if l.newRkey && cid > 0 {
 		off += (serviceRecvs + (cid-1)*2*l.queueDepth) * rtrswire.RkeyRspLen
 	}
@@ -370,6 +384,9 @@ func (l *link) sendInfoReq(c *cltConn, proof []byte) {
 	}
 	if err == nil {
 		rtrswire.InfoReq(l.infoReqBuf()).Put(l.path.session.name)
+		if l.reasons {
+			rtrswire.InfoReq(l.infoReqBuf()).Announce(rtrswire.FeatureReason)
+		}
 		err = c.postChain([]verbs.SendWR{{Op: verbs.OpSend, SGEs: []verbs.SGE{{Buf: l.infoReqBuf(), LKey: l.mr.LKey()}}}})
 	}
 	if err != nil {
@@ -379,6 +396,11 @@ func (l *link) sendInfoReq(c *cltConn, proof []byte) {
 
 // takeInfoRsp checks the answer and fills the table of chunks.
 func (l *link) takeInfoRsp(rsp rtrswire.InfoRsp) error {
+	if l.reasons {
+		if err := l.errorOfReason(rtrswire.ReasonMsg(rsp)); err != nil {
+			return err
+		}
+	}
 	if l.proofs != nil && l.proofs.asked {
 		if err := refusalOf(rtrswire.Refusal(rsp)); err != nil {
 			return err

@@ -63,6 +63,7 @@ type linkParams struct {
 	newRkey    bool // every answer carries the buffer's next rkey
 	fences     bool // the server answers FENCE
 	beats      bool // the server answers HB_MSG on every connection
+	reasons    bool // the server tells why it refuses a session
 
 	// incarnation of the server's session; zero: not told
 	incarnation rtrswire.UUID

@@ -242,12 +242,17 @@ func (p *srvPath) refuseClient(err error) {
 	m := make(rtrswire.Refusal, rtrswire.RefusalLen)
 	m.Put(ErrnoOf(err))
 	if e := p.onOwner(p.conns[0], func() error { return p.conns[0].postSetup(m) }); e == nil {
-		select {
-		case <-p.closing: // the client has gone
-		case <-time.After(refusalGrace):
-		}
+		p.awaitEnd(refusalGrace)
 	}
 	p.close(err)
+}
+
+// awaitEnd waits for the end of the path, which the client has been told of, for at most limit.
+func (p *srvPath) awaitEnd(limit time.Duration) {
+	select {
+	case <-p.closing: // the client has gone
+	case <-time.After(limit):
+	}
 }
 
 // awaitProof waits until the client has proved its identity. name is that of its

@@ -84,6 +84,14 @@ func (c *srvConn) postAllRecvs() error {
 	return c.postRecvs(c.path.sess.QueueDepth())
 }
 
+// postReason sends a REASON. It takes the memory of the INFO_REQ, which has been read. Owner.
+func (c *srvConn) postReason(m rtrswire.ReasonMsg) error {
+	out := c.path.ctl.infoReq
+	c.rkey[0] = verbs.SGE{Buf: out[:copy(out, m)], LKey: c.path.ctl.key}
+	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}
+	return c.postChain(c.chain[:1])
+}
+
 func (c *srvConn) postInfoRsp() error {
 	c.rkey[0] = verbs.SGE{Buf: c.path.ctl.infoRsp, LKey: c.path.ctl.key}
 	c.chain[0] = verbs.SendWR{Op: verbs.OpSend, Signaled: true, SGEs: c.rkey[:]}

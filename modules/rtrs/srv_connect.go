@@ -54,7 +54,7 @@ func (p *srvPath) endPredecessor() error {
 		return p.cause
 	}
 	if n := s.retiredOf(p.uuid); n > 0 { // or the client would take the predecessor for fenced
-		return fmt.Errorf("the path has %d chunks whose requests do not end: %w", n, syscall.EBUSY)
+		return withReason(rtrswire.ReasonHangs, fmt.Sprintf("%d chunks", n), fmt.Errorf("the path has %d chunks whose requests do not end: %w", n, syscall.EBUSY))
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (p *srvPath) answerConnects(rsp rtrswire.ConnRsp) {
 		QueueDepth: uint16(cfg.QueueDepth),
 		MaxIOSize:  uint32(cfg.ChunkSize - maxHdrSize),
 		MaxHdrSize: maxHdrSize,
-		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats,
+		Features:   rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats | rtrswire.FeatureReason,
 
 		Incarnation: p.life,
 	}
@@ -124,7 +124,7 @@ func (p *srvPath) answerConnects(rsp rtrswire.ConnRsp) {
 // onInfoReq serves the INFO_REQ of n bytes. It runs on a goroutine of its own.
 func (p *srvPath) onInfoReq(n int) {
 	if err := p.onInfoRequest(p.ctl.infoReq[:n]); err != nil {
-		p.close(err)
+		p.refuseSession(err)
 	}
 }
 
@@ -134,6 +134,7 @@ func (p *srvPath) onInfoRequest(m rtrswire.InfoReq) error {
 	if err := m.Check(); err != nil {
 		return protocolErrorf("%v", err)
 	}
+	p.takesReasons = m.Features()&rtrswire.FeatureReason != 0
 	if err := p.checkComplete("INFO_REQ"); err != nil {
 		return err
 	}

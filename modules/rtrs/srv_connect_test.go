@@ -92,7 +92,7 @@ func TestR005_R024_R025_EveryConnectionGetsTheSameAnswer(t *testing.T) {
 	both(t, func(t *testing.T, mode serverOption, newRkey bool) {
 		net := loopback.New()
 		startServer(t, net, serve, mode, depth(100), func(c *ServerConfig) { c.ChunkSize = 69632 })
-		want := rtrswire.ConnRspFields{QueueDepth: 100, MaxIOSize: 65536, MaxHdrSize: 4096, Features: rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats}
+		want := rtrswire.ConnRspFields{QueueDepth: 100, MaxIOSize: 65536, MaxHdrSize: 4096, Features: rtrswire.FeatureFence | rtrswire.FeatureIncarnation | rtrswire.FeatureBeats | rtrswire.FeatureReason}
 		if newRkey {
 			want.Flags = rtrswire.FlagNewRkey
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
 )
 
 // Limits bound the resources of a server that its clients hold, all together
@@ -124,9 +126,9 @@ func (a *accountTable) tryTake(addr netip.Addr, d resourceAccount) (old *srvPath
 		switch {
 		case c.more <= 0:
 		case c.oneOf > 0 && c.one+c.more > c.oneOf:
-			return a.giveWay(addressGroup(addr)), fmt.Errorf("%s has %d of %d %s: %w", addr, c.one, c.oneOf, c.what, syscall.ENOMEM)
+			return a.giveWay(addressGroup(addr)), limitError(c.oneOf, c.what, fmt.Errorf("%s has %d of %d %s: %w", addr, c.one, c.oneOf, c.what, syscall.ENOMEM))
 		case c.allOf > 0 && c.all+c.more > c.allOf:
-			return a.giveWay(a.busiestGroup()), fmt.Errorf("clients have %d of %d %s: %w", c.all, c.allOf, c.what, syscall.ENOMEM)
+			return a.giveWay(a.busiestGroup()), limitError(c.allOf, c.what, fmt.Errorf("clients have %d of %d %s: %w", c.all, c.allOf, c.what, syscall.ENOMEM))
 		}
 	}
 	a.addTo(addr, d)
@@ -272,4 +274,13 @@ func (s *Server) Usage() Usage {
 	u.Sessions, u.Connections, u.ChunkMemory = a.all.sessions, a.all.conns, a.all.memory
 	u.Unfinished, u.Addresses = len(a.unfinished), len(a.of)
 	return u
+}
+
+// limitError gives err the reason that clients have n of what, or all memory.
+func limitError(n int64, what string, err error) error {
+	text := fmt.Sprintf("%d %s", n, what)
+	if len(text) > rtrswire.MaxRefusalText {
+		text = "memory of chunks"
+	}
+	return withReason(rtrswire.ReasonLimit, text, err)
 }

@@ -301,7 +301,14 @@ func (s *Server) onConnRequest(dev verbs.Device, mode AuthMode, req verbs.ConnRe
 		f.Features = rtrswire.FeatureProof
 		s.tellRefusal(Refusal{Client: req.RemoteAddr(), Server: req.LocalAddr(), Fabric: dev.Info().Fabric, Err: err})
 	}
+	code, text := reasonOf(err)
+	if code != rtrswire.ReasonOther || text != "" {
+		f.Features |= rtrswire.FeatureReason
+	}
 	rtrswire.ConnRsp(rsp[:]).Put(&f)
+	if f.Features&rtrswire.FeatureReason != 0 {
+		rtrswire.ConnRsp(rsp[:]).PutReason(code, text)
+	}
 	if err := req.Reject(rsp[:]); err != nil {
 		s.log.Debug("rtrs: reject", "client", req.RemoteAddr(), "err", err)
 	}
@@ -315,7 +322,7 @@ func (s *Server) acceptPath(dev verbs.Device, mode AuthMode, req verbs.ConnReque
 		return protocolErrorf("%v", err)
 	}
 	if s.cfg.Admit != nil && !s.cfg.Admit(req.RemoteAddr()) {
-		return fmt.Errorf("client %s is not admitted: %w", verbs.AddrPortString(req.RemoteAddr()), syscall.EACCES)
+		return withReason(rtrswire.ReasonAddress, "", fmt.Errorf("client %s is not admitted: %w", verbs.AddrPortString(req.RemoteAddr()), syscall.EACCES))
 	}
 	f := m.Fields()
 	if err := mustProve(mode, req, &f); err != nil {
@@ -341,11 +348,11 @@ func (s *Server) sessionFor(addr netip.Addr, f *rtrswire.ConnReqFields) (*SrvSes
 	s.mu.Unlock()
 	switch {
 	case closed:
-		return nil, protocolErrorf("the server is closing")
+		return nil, withReason(rtrswire.ReasonClosing, "", protocolErrorf("the server is closing"))
 	case sess != nil:
 		return sess, nil
 	case !f.FirstConn:
-		return nil, fmt.Errorf("unknown session, and not its first connection: %w", syscall.ENXIO)
+		return nil, withReason(rtrswire.ReasonNoSession, "", fmt.Errorf("unknown session, and not its first connection: %w", syscall.ENXIO))
 	}
 	memory := int64(s.cfg.QueueDepth) * int64(s.cfg.ChunkSize)
 	if err := s.accounts.takeSession(addr, memory); err != nil {

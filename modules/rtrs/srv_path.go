@@ -44,6 +44,8 @@ type srvPath struct {
 	proofs         *srvProofs     // nil: the client is not challenged
 	infoTimer      *time.Timer    // calls expire; runs while the path is connecting
 
+	takesReasons bool // the client has announced FeatureReason; owned by the goroutine of the INFO_REQ
+
 	newRkey bool // keys change after each use, answers carry them
 	canInv  bool // the fabric has SEND WITH INVALIDATE
 

@@ -299,7 +299,7 @@ func (s *SrvSession) setName(name string) (holder *srvPath, err error) {
 		if i := slices.IndexFunc(o.paths, (*srvPath).goesOn); i >= 0 {
 			holder = o.paths[i]
 		}
-		return holder, protocolErrorf("INFO_REQ names session %q, which another client has", name)
+		return holder, withReason(rtrswire.ReasonName, "", protocolErrorf("INFO_REQ names session %q, which another client has", name))
 	}
 	s.name, s.named = name, true
 	return nil, nil
@@ -317,7 +317,7 @@ func (s *SrvSession) pathUp(p *srvPath) error {
 	}
 	if s.up == 0 {
 		if err := s.srv.cfg.Handler.SessionUp(s); err != nil {
-			return fmt.Errorf("session %q is refused: %w", s.Name(), err)
+			return withReason(rtrswire.ReasonSession, "", fmt.Errorf("session %q is refused: %w", s.Name(), err))
 		}
 	} else if h, ok := s.srv.cfg.Handler.(PathAdmitter); ok {
 		if err := h.PathUp(s, p.infoNow()); err != nil {

@@ -129,7 +129,8 @@ type ConnRspFields struct {
 
 // Features are extensions that a server of this project announces in bytes
 // 20..27 of its answer. A kernel's server leaves these zero, its client
-// ignores them. A client announces FeatureProof in bytes 46..53 of its request.
+// ignores them. A client announces FeatureProof in bytes 46..53 of its request,
+// and FeatureReason in its INFO_REQ to a server that has announced it.
 type Features uint16
 
 const (
@@ -143,6 +144,9 @@ const (
 	// client must do so before its INFO_REQ; in a refusal: only such clients are
 	// accepted.
 	FeatureProof
+	// FeatureReason of a client: it takes a REASON in the place of the INFO_RSP. Of a
+	// server: it sends one to such clients; in a refusal: there is a reason.
+	FeatureReason
 )
 
 const (

@@ -23,6 +23,8 @@ const (
 	MsgChallenge MsgType = 0x82
 	MsgProof     MsgType = 0x83
 	MsgRefusal   MsgType = 0x84
+	// MsgReason is ours, too: see Reasons there.
+	MsgReason MsgType = 0x85
 )
 
 const (
@@ -48,6 +50,13 @@ func (m InfoReq) Put(name string) {
 	le.PutUint16(m, uint16(MsgInfoReq))
 	copy(m[2:2+MaxNameLen], name)
 }
+
+// Announce writes an announcement of features behind the name. It is for servers that
+// announce features themselves; others expect zeros there.
+func (m InfoReq) Announce(f Features) { putFeatures(m[2+nameField:], f) }
+
+// Features returns the announced features; 0 if there is no announcement.
+func (m InfoReq) Features() Features { return parseFeatures(m[2+nameField:]) }
 
 // Check refuses a message that makes a server close the path.
 func (m InfoReq) Check() error {
