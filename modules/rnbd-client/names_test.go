@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -133,24 +134,27 @@ func writeText(t *testing.T, text string) string {
 }
 
 // TestANameOfAKilledClientIsWaitedFor has a server that has not noticed yet that the last
-// client is gone. Only a name that the client has made itself is waited for.
+// client is gone. Only a name that the client has made itself is waited for, and only
+// soon after the start.
 func TestANameOfAKilledClientIsWaitedFor(t *testing.T) {
-	s := newTarget(t, 1<<20)
-	c := s.newClient()
-	mapVol := func(session string) error {
-		_, err := c.Map(t.Context(), MapRequest{Path: "vol", Session: session, Paths: []string{"10.0.0.1"}, Mode: blk.ReadWrite, Frontend: "none"})
-		return err
-	}
-	s.refuse.Store(1)
-	if err := mapVol("given"); !errors.Is(err, rtrs.ErrNameRefused) {
-		t.Fatalf("a given name: %v", err)
-	}
-	s.refuse.Store(1)
-	must(t, mapVol(""))
-	must(t, c.Unmap(t.Context(), "rnbd0", false))
-	c.started = c.started.Add(-killedLingers)
-	s.refuse.Store(1)
-	if err := mapVol("other-" + c.token + "@10-0-0-1"); !errors.Is(err, rtrs.ErrNameRefused) {
-		t.Errorf("long after the start: %v", err)
+	c := newTarget(t, 1<<20).newClient()
+	refused := fmt.Errorf("open: %w", errors.Join(rtrs.ErrNameRefused, rtrs.ErrConnLost))
+	made := "host-" + c.token + "@10-0-0-1:1234"
+	for _, test := range []struct {
+		name  string
+		since time.Duration // after the start
+		err   error
+		want  bool
+	}{
+		{made, 0, refused, true},
+		{made, killedLingers, refused, false},
+		{made, 0, rtrs.ErrConnLost, false},
+		{"given", 0, refused, false},
+	} {
+		c.started = time.Now().Add(-test.since)
+		s := &session{client: c, name: test.name}
+		if got := s.waitForName(t.Context(), test.err); got != test.want {
+			t.Errorf("%s after %v, %v: waits %v", test.name, test.since, test.err, got)
+		}
 	}
 }

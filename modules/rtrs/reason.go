@@ -78,10 +78,10 @@ func (l *link) errorOfReason(m rtrswire.ReasonMsg) error {
 	if !m.Valid() {
 		return nil
 	}
-	e := &refusedError{"the server refuses the session", describeReason(m.Code(), m.Text()), []error{syscall.Errno(m.Errno())}}
+	e := &refusedError{"the server refuses the session", describeReason(m.Code(), m.Text()), []error{syscall.Errno(m.Errno()), ErrConnLost}}
 	if m.Code() == rtrswire.ReasonName {
 		e.why = fmt.Sprintf("another client has the name %q", l.path.session.name)
-		e.causes = append(e.causes, ErrNameRefused, ErrConnLost)
+		e.causes = append(e.causes, ErrNameRefused)
 	}
 	return e
 }
