@@ -16,6 +16,8 @@ import (
 // data shared by Open and Serve needs care; a Disk reaches Serve only through
 // requests, and only after its Open has returned.
 type Backend interface {
+	// Describe is called again after Configure, since the crash class may depend on the
+	// settings; all else is the same then.
 	Describe() Info
 	// Open makes a disk ready for I/O. The client gets the errno in the chain
 	// of the error; without one it gets EIO. A backend with a crash class

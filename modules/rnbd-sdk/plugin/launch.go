@@ -417,5 +417,9 @@ func (p *Process) introduce(ctx context.Context) error {
 	if err != nil {
 		return p.failed("configure", err)
 	}
+	if d, err = p.plugin.Describe(ctx, &pluginpb.DescribeRequest{RingVersion: RingVersion}); err != nil {
+		return p.failed("describe", err)
+	}
+	p.info.Crash = infoFromPB(d.GetInfo()).Crash // it may depend on the settings
 	return nil
 }

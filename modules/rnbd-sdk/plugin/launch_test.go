@@ -248,3 +248,26 @@ func TestLog_LinesOfPluginReachTheHost(t *testing.T) {
 		t.Log(log)
 	}
 }
+
+// TestTheCrashClassMayDependOnSettings: the host knows it after Configure.
+func TestTheCrashClassMayDependOnSettings(t *testing.T) {
+	for keeps, want := range map[string]CrashClass{"acknowledged": KeepsAcknowledged, "flushed": KeepsFlushed} {
+		settings := map[string]string{"keeps": keeps}
+		c := self(t, "memory")
+		c.Configure = settings
+		p := launchT(t, c)
+		if got := p.Info().Crash; got != want {
+			t.Errorf("keeps=%s: a process has the class %v", keeps, got)
+		}
+		in, err := LaunchInProcess(testContext(t), Config{Kind: KindIO, Configure: settings}, newMemory())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := in.Info().Crash; got != want {
+			t.Errorf("keeps=%s: a plugin in this process has the class %v", keeps, got)
+		}
+		if err := in.Stop(testContext(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -126,7 +126,11 @@ type memory struct {
 func newMemory() *memory { return &memory{size: 1 << 20} }
 
 func (b *memory) Describe() Info {
-	return Info{Name: "memory", Version: "0.1", Crash: KeepsFlushed, Names: NamesOpaque, Matches: RegularFiles}
+	crash := KeepsFlushed
+	if b.settings["keeps"] == "acknowledged" {
+		crash = KeepsAcknowledged
+	}
+	return Info{Name: "memory", Version: "0.1", Crash: crash, Names: NamesOpaque, Matches: RegularFiles}
 }
 
 func (b *memory) Configure(s map[string]string) error {

@@ -35,7 +35,8 @@ type server struct {
 
 	mu         sync.Mutex
 	configured bool
-	pumps      int // number of queues, from Configure
+	crash      CrashClass // it may depend on the settings
+	pumps      int        // number of queues, from Configure
 	detached   bool
 	ended      bool // a plugin within the host's process has been killed
 	workers    map[uint32]*worker
@@ -61,7 +62,7 @@ type worker struct {
 }
 
 func newServer(author any, info Info, log *slog.Logger, fds *fdReceiver) *server {
-	s := &server{author: author, info: info, log: log, fds: fds, ringVersion: RingVersion, workers: map[uint32]*worker{}}
+	s := &server{author: author, info: info, crash: info.Crash, log: log, fds: fds, ringVersion: RingVersion, workers: map[uint32]*worker{}}
 	switch a := author.(type) {
 	case Backend:
 		s.info.Kind = KindIO
@@ -84,7 +85,11 @@ func (s *server) register(g grpc.ServiceRegistrar) {
 }
 
 func (s *server) Describe(context.Context, *pluginpb.DescribeRequest) (*pluginpb.DescribeResponse, error) {
-	return &pluginpb.DescribeResponse{Info: infoToPB(s.info), RingVersion: s.ringVersion}, nil
+	s.mu.Lock()
+	info := s.info
+	info.Crash = s.crash
+	s.mu.Unlock()
+	return &pluginpb.DescribeResponse{Info: infoToPB(info), RingVersion: s.ringVersion}, nil
 }
 
 func (s *server) Configure(_ context.Context, r *pluginpb.ConfigureRequest) (*pluginpb.ConfigureResponse, error) {
@@ -101,6 +106,9 @@ func (s *server) Configure(_ context.Context, r *pluginpb.ConfigureRequest) (*pl
 		s.procs(int(r.GetPumps()))
 	}
 	s.configured = true
+	if info, err := describe(s.author); err == nil {
+		s.crash = info.Crash
+	}
 	return &pluginpb.ConfigureResponse{}, nil
 }
 
