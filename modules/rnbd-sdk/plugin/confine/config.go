@@ -17,7 +17,7 @@ type Config struct {
 	Mode     Mode
 	Launcher []string // the program that calls Exec, with its arguments
 	User     string   // empty: the daemon's own
-	// Allow has more rights of plugins, by their names: network, disks, none or an
+	// Allow has more rights of plugins, by their names: network, programs, disks, none or an
 	// absolute path. none takes the rights away that a known name has.
 	Allow map[string][]string
 	// Groups is the delegated control group of the daemon; nil: there is none.
@@ -26,17 +26,18 @@ type Config struct {
 
 // Words of Config.Allow, besides paths.
 const (
-	AllowNetwork = "network"
-	AllowDisks   = "disks"
-	AllowNone    = "none"
+	AllowNetwork  = "network"
+	AllowPrograms = "programs"
+	AllowDisks    = "disks"
+	AllowNone     = "none"
 )
 
 // Check reports an error in c.
 func (c *Config) Check() error {
 	for name, all := range c.Allow {
 		for _, a := range all {
-			if a != AllowNetwork && a != AllowDisks && a != AllowNone && (!filepath.IsAbs(a) || a == "/") {
-				return fmt.Errorf("plugin %s may use %q: write %s, %s, %s or an absolute path", name, a, AllowNetwork, AllowDisks, AllowNone)
+			if !slices.Contains([]string{AllowNetwork, AllowPrograms, AllowDisks, AllowNone}, a) && (!filepath.IsAbs(a) || a == "/") {
+				return fmt.Errorf("plugin %s may use %q: write %s, %s, %s, %s or an absolute path", name, a, AllowNetwork, AllowPrograms, AllowDisks, AllowNone)
 			}
 		}
 	}
@@ -94,6 +95,15 @@ func (c *Config) Frontend(name string, disks bool) (*Profile, error) {
 	return p, c.complete(name, p)
 }
 
+// The files with which names of hosts become addresses, and certificates are checked.
+var resolverFiles = []string{"/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust"}
+
+// The programs of a distribution, and the files that most of them read.
+var (
+	programFolders = []string{"/usr", "/bin", "/sbin", "/lib", "/lib64"}
+	programFiles   = []string{"/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/gnutls", "/etc/crypto-policies", "/etc/ssl/openssl.cnf"}
+)
+
 // complete adds the rights of every profile, and those of Allow.
 func (c *Config) complete(name string, p *Profile) error {
 	p.Strict, p.Groups = c.Mode == Strict, c.Groups
@@ -115,6 +125,11 @@ func (c *Config) complete(name string, p *Profile) error {
 			p.Disks = true
 		case AllowNetwork:
 			p.Network = true
+			p.Files = append(p.Files, rulesOf(Read, resolverFiles...)...)
+		case AllowPrograms:
+			p.Programs = true
+			p.Files = append(p.Files, rulesOf(Run, programFolders...)...)
+			p.Files = append(p.Files, rulesOf(Read, programFiles...)...)
 		default:
 			p.Files = append(p.Files, Rule{Path: a, Access: Write, Required: true})
 		}
@@ -136,7 +151,7 @@ func ParseAllow(in []string) (map[string][]string, error) {
 	for _, s := range in {
 		name, what, ok := strings.Cut(s, "=")
 		if !ok || name == "" || what == "" {
-			return nil, fmt.Errorf("%q: write NAME=WHAT, where WHAT is network, disks, none or an absolute path", s)
+			return nil, fmt.Errorf("%q: write NAME=WHAT, where WHAT is network, programs, disks, none or an absolute path", s)
 		}
 		out[name] = append(out[name], what)
 	}

@@ -53,7 +53,7 @@ func TestProfiles(t *testing.T) {
 	root := t.TempDir()
 	absent := filepath.Join(root, "a", "b")
 	all := Config{Mode: Strict, Launcher: []string{"x"}, Allow: map[string][]string{
-		"net": {AllowNetwork}, "disks": {AllowDisks}, "none": {AllowNone}, "path": {"/srv/more"},
+		"net": {AllowNetwork}, "programs": {AllowPrograms}, "disks": {AllowDisks}, "none": {AllowNone}, "path": {"/srv/more"},
 	}}
 	caps := func(p *Profile, c int) bool { return slices.Contains(p.Caps, c) }
 	storage := func(name, root string, later bool) *Profile {
@@ -101,6 +101,9 @@ func TestProfiles(t *testing.T) {
 	}
 	if p := front("none", true); p.Disks || caps(p, unix.CAP_SYS_ADMIN) {
 		t.Errorf("one that may not: %+v", p)
+	}
+	if p := storage("programs", root, false); !p.Programs || p.Network || !slices.Contains(p.Files, Rule{"/usr", Run, false}) {
+		t.Errorf("one that starts programs: %+v", p)
 	}
 	for _, off := range []Config{{}, {Mode: Off}} {
 		s, err1 := off.Storage("x", root, false)

@@ -65,10 +65,13 @@ type Profile struct {
 	// the sight of other processes, to find the users of a disk, and a device node
 	// appears only when a disk is made. No landlock domain allows the first.
 	Disks   bool
-	Network bool  // keeps the network of the host
-	URing   bool  // may use io_uring; the filter of system calls does not see its requests
-	Caps    []int // capabilities to keep, if there
-	User    *User // nil: that of the host
+	Network bool // keeps the network of the host
+	// Programs is set for plugins that start other programs, which inherit the limits of
+	// the plugin, and connect to them by unix sockets.
+	Programs bool
+	URing    bool  // may use io_uring; the filter of system calls does not see its requests
+	Caps     []int // capabilities to keep, if there
+	User     *User // nil: that of the host
 
 	Groups *cgroup.Tree `json:"-"` // the host's own, of which the plugin gets one; nil: that of the host
 	Group  string       // the folder of it

@@ -35,6 +35,12 @@ getrandom pidfd_open
 bind listen accept accept4 getsockname getpeername getsockopt shutdown sendto recvfrom
 sendmsg recvmsg sendmmsg recvmmsg`
 
+// programCalls start, connect to and end other programs. A signal to a process outside of
+// the landlock domain is refused by that (ABI 6), and one of another user by the kernel.
+const programCalls = `
+fork vfork execve execveat connect kill tkill tgkill pidfd_send_signal setpgid setsid chdir fchdir
+chmod link symlink symlinkat linkat personality`
+
 // answer makes the action that refuses a call with an errno.
 func answer(errno unix.Errno) seccomp.Action { return seccomp.ActionErrno | seccomp.Action(errno) }
 
@@ -91,12 +97,22 @@ const (
 // netAdmin reports whether the process keeps CAP_NET_ADMIN for its sockets alone.
 func (p *Profile) netAdmin() bool { return !p.Disks && slices.Contains(p.Caps, unix.CAP_NET_ADMIN) }
 
-// conditions are calls, and new threads, in the filter's terms.
+// namespaces are the flags of clone that make a namespace.
+const namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+
+// conditions are calls, and new threads or processes, in the filter's terms. What
+// programCalls allow has none.
 func conditions(p *Profile, execPath uintptr) []seccomp.NameWithConditions {
 	all := []seccomp.NameWithConditions{{Name: "clone", Conditions: []seccomp.Condition{
 		{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD},
 	}}}
+	if p.Programs {
+		all[0].Conditions = []seccomp.Condition{{Argument: 0, Operation: seccomp.BitsNotSet, Value: namespaces}}
+	}
 	for _, c := range calls(p, execPath) {
+		if p.Programs && slices.Contains(strings.Fields(programCalls), c.name) {
+			continue
+		}
 		with := seccomp.NameWithConditions{Name: c.name}
 		for arg, v := range c.args {
 			with.Conditions = append(with.Conditions, seccomp.Condition{Argument: arg, Operation: seccomp.Equal, Value: v})
@@ -122,10 +138,17 @@ func policy(p *Profile, execPath uintptr) (seccomp.Policy, error) {
 	if p.URing {
 		names = append(names, "io_uring_enter", "io_uring_setup", "io_uring_register")
 	}
-	if p.Network {
+	if p.Network || p.Programs {
 		names = append(names, "connect")
 	}
-	if p.Script {
+	if p.Programs {
+		for _, n := range strings.Fields(programCalls) {
+			if _, ok := info.SyscallNames[n]; ok && !slices.Contains(names, n) {
+				names = append(names, n)
+			}
+		}
+	}
+	if p.Script && !p.Programs {
 		names = append(names, "execve")
 	}
 	if !p.netAdmin() {

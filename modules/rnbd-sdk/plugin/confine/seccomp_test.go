@@ -81,7 +81,8 @@ func TestCallsThatPass(t *testing.T) {
 	disks := &Profile{Disks: true, URing: true, Caps: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}}
 	network := &Profile{Network: true}
 	script := &Profile{Script: true}
-	all := map[string]*Profile{"storage": storage, "front end": front, "disks": disks, "network": network, "script": script}
+	programs := &Profile{Programs: true, URing: true, Caps: []int{unix.CAP_DAC_OVERRIDE}}
+	all := map[string]*Profile{"programs": programs, "storage": storage, "front end": front, "disks": disks, "network": network, "script": script}
 	pid := uint64(os.Getpid())
 	const high = 1 << 32
 	type args = []uint64
@@ -90,23 +91,24 @@ func TestCallsThatPass(t *testing.T) {
 		args args
 		pass string // profiles, or all; empty: none
 	}{
-		{"read", nil, "all"}, {"io_uring_setup", nil, "storage disks"}, {"futex", nil, "all"}, {"pwritev2", nil, "all"},
+		{"read", nil, "all"}, {"io_uring_setup", nil, "storage disks programs"}, {"futex", nil, "all"}, {"pwritev2", nil, "all"},
 		{"clone", args{unix.CLONE_THREAD | unix.CLONE_VM}, "all"},
-		{"clone", args{uint64(unix.SIGCHLD)}, ""},
-		{"clone", args{high | uint64(unix.SIGCHLD)}, ""},
-		{"clone3", nil, ""}, {"fork", nil, ""}, {"vfork", nil, ""},
-		{"execve", nil, "script"},
+		{"clone", args{uint64(unix.SIGCHLD)}, "programs"},
+		{"clone", args{high | uint64(unix.SIGCHLD)}, "programs"},
+		{"clone", args{unix.CLONE_NEWUSER | uint64(unix.SIGCHLD)}, ""}, {"clone", args{unix.CLONE_NEWNET | uint64(unix.SIGCHLD)}, ""},
+		{"clone3", nil, ""}, {"fork", nil, "programs"}, {"vfork", nil, "programs"},
+		{"execve", nil, "script programs"},
 		{"execveat", args{6, testExecPath}, "all"},
-		{"execveat", args{6, testExecPath + 1}, ""},
-		{"execveat", args{6, testExecPath & 0xffffffff}, ""},
-		{"kill", args{pid}, "all"}, {"kill", args{1}, ""}, {"kill", args{^uint64(0)}, ""},
-		{"tgkill", args{pid}, "all"}, {"tgkill", args{pid + 1}, ""},
+		{"execveat", args{6, testExecPath + 1}, "programs"},
+		{"execveat", args{6, testExecPath & 0xffffffff}, "programs"},
+		{"kill", args{pid}, "all"}, {"kill", args{1}, "programs"}, {"kill", args{^uint64(0)}, "programs"},
+		{"tgkill", args{pid}, "all"}, {"tgkill", args{pid + 1}, "programs"},
 		{"prlimit64", args{0}, "all"}, {"prlimit64", args{pid}, "all"}, {"prlimit64", args{pid + 1}, ""},
 		{"ptrace", nil, ""}, {"process_vm_readv", nil, ""}, {"process_vm_writev", nil, ""}, {"pidfd_getfd", nil, ""},
-		{"pidfd_send_signal", nil, ""}, {"process_madvise", nil, ""}, {"kcmp", nil, ""},
+		{"pidfd_send_signal", nil, "programs"}, {"process_madvise", nil, ""}, {"kcmp", nil, ""},
 		{"mount", nil, ""}, {"open_by_handle_at", nil, ""}, {"unshare", nil, ""}, {"setns", nil, ""}, {"pivot_root", nil, ""},
 		{"bpf", nil, ""}, {"perf_event_open", nil, ""}, {"userfaultfd", nil, ""}, {"keyctl", nil, ""}, {"init_module", nil, ""},
-		{"mknod", nil, ""}, {"symlink", nil, ""}, {"setuid", nil, ""}, {"reboot", nil, ""}, {"iopl", nil, ""},
+		{"mknod", nil, ""}, {"symlink", nil, "programs"}, {"setuid", nil, ""}, {"reboot", nil, ""}, {"iopl", nil, ""},
 		{"socket", args{unix.AF_UNIX, unix.SOCK_STREAM | unix.SOCK_CLOEXEC}, "all"},
 		{"socket", args{unix.AF_UNIX, unix.SOCK_DGRAM}, ""},
 		{"socketpair", args{unix.AF_UNIX, unix.SOCK_SEQPACKET}, "all"},
@@ -115,12 +117,12 @@ func TestCallsThatPass(t *testing.T) {
 		{"socket", args{unix.AF_PACKET, unix.SOCK_RAW}, ""},
 		{"socket", args{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC}, "disks network"},
 		{"socket", args{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, "network"},
-		{"connect", nil, "network"},
+		{"connect", nil, "network programs"},
 		{"ioctl", args{3, unix.TCGETS}, "all"},
-		{"ioctl", args{3, unix.SIOCSIFFLAGS}, "storage disks network script"},
-		{"ioctl", args{3, high | unix.SIOCSIFFLAGS}, "storage disks network script"},
+		{"ioctl", args{3, unix.SIOCSIFFLAGS}, "storage disks network script programs"},
+		{"ioctl", args{3, high | unix.SIOCSIFFLAGS}, "storage disks network script programs"},
 		{"setsockopt", args{3, unix.SOL_SOCKET}, "all"},
-		{"setsockopt", args{3, unix.SOL_IP}, "storage disks network script"},
+		{"setsockopt", args{3, unix.SOL_IP}, "storage disks network script programs"},
 	} {
 		for name, p := range all {
 			want := c.pass == "all" || c.pass != "" && strings.Contains(c.pass, name)
