@@ -5,7 +5,7 @@
 # names of folders may have spaces and quotes.
 
 MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond
-PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse
+PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/io-nbd plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) test tools
 DEBIAN_PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 stress-ng iproute2 strace groff-base fuse3 busybox rpm

@@ -19,14 +19,14 @@ export GOPROXY GOMODCACHE
 git clone -q --no-hardlinks . "$tmp/repo"
 git -C "$tmp/repo" checkout -q HEAD
 for mod in modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond \
-	plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse cmd/rnbd cmd/rnbd-net; do
+	plugins/io-blockio plugins/io-fileio plugins/io-nbd plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse cmd/rnbd cmd/rnbd-net; do
 	git -C "$tmp/repo" tag -f "$mod/$version" >/dev/null
 done
 
 export GOWORK=off GOFLAGS=-mod=mod GOPRIVATE="$prefix" GONOSUMDB="$prefix" GONOSUMCHECK=1
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0="url.file://$tmp/repo.insteadOf" GIT_CONFIG_VALUE_0="https://$prefix"
 export GOBIN="$tmp/bin" CGO_ENABLED=0
-for mod in plugins/io-blockio plugins/io-fileio plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse cmd/rnbd cmd/rnbd-net; do
+for mod in plugins/io-blockio plugins/io-fileio plugins/io-nbd plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse cmd/rnbd cmd/rnbd-net; do
 	(cd "$tmp" && go install "$prefix/$mod@$version")
 	echo "go install $prefix/$mod@$version: ok"
 done

@@ -60,7 +60,7 @@ func (o *daemonOptions) register(f *pflag.FlagSet, pumps int) {
 	f.StringVar(&o.PluginDir, "plugin-dir", defaultPluginDir(), "folder of the plugins")
 	f.StringVar(&o.Confine, "confine", string(confine.Try), "what plugins lose of the daemon's rights: try (what this host can take away), strict (all of it, or they do not start) or off")
 	f.StringVar(&o.PluginUser, "plugin-user", "", "user that plugins run as (default the daemon's)")
-	f.StringArrayVar(&o.PluginAllow, "plugin-allow", nil, "NAME=WHAT: more for a plugin, repeatable: network, disks (front ends that show disks), an absolute path, or none of what its name has")
+	f.StringArrayVar(&o.PluginAllow, "plugin-allow", nil, "NAME=WHAT: more for a plugin, repeatable: network, programs (it may start some), disks (front ends that show disks), an absolute path, or none of what its name has")
 	f.StringVar(&o.PluginMemory, "plugin-memory", "", "most memory of a plugin, as 512M, beyond which it is killed and started again; needs a control group that is delegated to the daemon (default no limit)")
 	f.IntVar(&o.Pumps, "pumps", pumps, "threads of the data path")
 	f.DurationVar(&o.Spin, "spin", 100*time.Microsecond, "how long an idle pump looks for work before it sleeps; 0: not at all")

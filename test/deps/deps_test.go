@@ -30,8 +30,8 @@ var rules = []rule{
 		"a provider carries bytes: it knows neither RTRS nor another provider"},
 	{`^modules/rtrs/rtrswire$`, `\.`, ``,
 		"the wire format is a leaf: standard library only"},
-	{`^modules/rnbd-sdk/(rnbdwire|blk|plot|extents)$`, `\.`, prefix + `modules/rnbd-sdk/extents$`,
-		"wire format, vocabulary and pictures are leaves: standard library only"},
+	{`^modules/rnbd-sdk/(rnbdwire|nbdwire|blk|plot|extents)$`, `\.`, prefix + `modules/rnbd-sdk/extents$`,
+		"wire formats, vocabulary and pictures are leaves: standard library only"},
 	{`^modules/rnbd-sdk`, prefix + `(modules/(rtrs|rnbd-server|rnbd-client)|plugins/|cmd/|test/)`, ``,
 		"plugins compile against the SDK without the transport and without a daemon"},
 	{`^modules/rnbd-sdk/(shm|pump|uring|blk|blockdev|diskio|latency|rnbdwire)`, `google\.golang\.org/grpc|hashicorp/go-plugin`, ``,
@@ -50,7 +50,7 @@ var rules = []rule{
 		"bonding knows no particular device: what can be enslaved implements its interface"},
 	{`^modules/bond/(core|frame|announce)$`, `\.`, prefix + `modules/bond/(core|frame)$`,
 		"the state machine and the frames of a bond are pure: standard library only"},
-	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|extents|selfstats|access|sockpair|tally)`,
+	{`^(plugins|examples)/`, prefix, prefix + `modules/rnbd-sdk/(plugin|shm|pump|uring|blk|blockdev|diskio|extents|nbdwire|selfstats|access|sockpair|tally)`,
 		"a plugin sees the SDK and nothing else, as those of third parties do"},
 	{`^modules/`, `spf13/|charmbracelet|mpb`, ``,
 		"libraries do not draw in the command line's dependencies"},
@@ -70,7 +70,7 @@ const cgoPackage = "modules/rtrs/provider/ibverbs"
 // released are the modules that the rules are about.
 var released = []string{
 	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib", "modules/bond",
-	"plugins/io-blockio", "plugins/io-fileio", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
+	"plugins/io-blockio", "plugins/io-fileio", "plugins/io-nbd", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
 }
 
 func root() string {

@@ -11,7 +11,7 @@ import (
 
 // binaries are the programs of the repository, by their package's folder.
 var binaries = []string{
-	"cmd/rnbd", "cmd/rnbd-net", "plugins/io-fileio", "plugins/io-blockio", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "examples/io-memory",
+	"cmd/rnbd", "cmd/rnbd-net", "plugins/io-fileio", "plugins/io-blockio", "plugins/io-nbd", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "examples/io-memory",
 }
 
 // Root is the top of the repository.
