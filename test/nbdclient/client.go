@@ -9,7 +9,16 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
+)
+
+// Flags of commands.
+const (
+	FUA    = nbdwire.CmdFlagFUA    // on stable media before the reply
+	NoHole = nbdwire.CmdFlagNoHole // WriteZeroes: leave the range allocated
 )
 
 // Options say how to connect. The zero value asks for the default export with
@@ -83,23 +92,12 @@ func connect(ctx context.Context, network, address string) (net.Conn, error) {
 }
 
 func start(conn net.Conn, o Options) (*Client, error) {
-	w := wire{conn}
-	if err := w.greet(); err != nil {
-		return nil, err
-	}
-	structured := false
-	if !o.Simple {
-		var err error
-		if structured, err = w.structured(); err != nil {
-			return nil, err
-		}
-	}
-	info, err := w.open(o.Export)
+	e, err := nbdwire.NegotiatePlain(conn, nbdwire.Options{Export: o.Export, Structured: !o.Simple})
 	if err != nil {
 		return nil, err
 	}
+	info := Info{Size: e.Size, Flags: e.Flags, MinBlock: e.MinBlock, PreferredBlock: e.PreferredBlock, MaxPayload: e.MaxPayload, Structured: e.Structured}
 	conn.SetDeadline(time.Time{})
-	info.Structured = structured
 	c := &Client{conn: conn, info: info, pending: map[uint64]*call{}, over: make(chan struct{})}
 	go c.run()
 	return c, nil
@@ -112,15 +110,10 @@ func List(ctx context.Context, network, address string) ([]string, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	w := wire{conn}
-	if err := w.greet(); err != nil {
-		return nil, err
-	}
-	names, err := w.names()
+	names, err := nbdwire.List(conn, nil)
 	if err != nil {
 		return nil, fmt.Errorf("list exports of %s: %w", address, err)
 	}
-	w.send(optAbort, nil) // a courtesy
 	return names, nil
 }
 
@@ -132,7 +125,7 @@ func (c *Client) Size() int64 { return int64(c.info.Size) }
 
 // ReadAt reads len(p) bytes. It fails as a whole.
 func (c *Client) ReadAt(p []byte, off int64) (int, error) {
-	return all(p, c.do(cmdRead, 0, off, len(p), p))
+	return all(p, c.do(nbdwire.CmdRead, 0, off, len(p), p))
 }
 
 // WriteAt writes len(p) bytes. It fails as a whole.
@@ -142,25 +135,25 @@ func (c *Client) WriteAt(p []byte, off int64) (int, error) {
 
 // Write is WriteAt with flags: FUA.
 func (c *Client) Write(p []byte, off int64, flags uint16) (int, error) {
-	return all(p, c.do(cmdWrite, flags, off, len(p), p))
+	return all(p, c.do(nbdwire.CmdWrite, flags, off, len(p), p))
 }
 
 // Flush makes every completed write durable.
-func (c *Client) Flush() error { return c.do(cmdFlush, 0, 0, 0, nil) }
+func (c *Client) Flush() error { return c.do(nbdwire.CmdFlush, 0, 0, 0, nil) }
 
 // Trim tells that a range is not needed any more.
-func (c *Client) Trim(off, n int64) error { return c.do(cmdTrim, 0, off, int(n), nil) }
+func (c *Client) Trim(off, n int64) error { return c.do(nbdwire.CmdTrim, 0, off, int(n), nil) }
 
 // WriteZeroes zeroes a range. Flags: FUA, NoHole.
 func (c *Client) WriteZeroes(off, n int64, flags uint16) error {
-	return c.do(cmdWriteZeroes, flags, off, int(n), nil)
+	return c.do(nbdwire.CmdWriteZeroes, flags, off, int(n), nil)
 }
 
 // Close says goodbye and closes the connection. Calls that wait get ErrClosed.
 func (c *Client) Close() error {
 	c.sendMu.Lock()
 	c.conn.SetWriteDeadline(time.Now().Add(time.Second))
-	c.conn.Write(header(cmdDisc, 0, 0, 0, 0))
+	c.conn.Write(header(nbdwire.CmdDisc, 0, 0, 0, 0))
 	c.sendMu.Unlock()
 	err := c.hangUp(ErrClosed)
 	<-c.over
@@ -189,12 +182,9 @@ func all(p []byte, err error) (int, error) {
 }
 
 func header(cmd, flags uint16, cookie, off uint64, n uint32) []byte {
-	b := binary.BigEndian.AppendUint32(make([]byte, 0, 28), magicRequest)
-	b = binary.BigEndian.AppendUint16(b, flags)
-	b = binary.BigEndian.AppendUint16(b, cmd)
-	b = binary.BigEndian.AppendUint64(b, cookie)
-	b = binary.BigEndian.AppendUint64(b, off)
-	return binary.BigEndian.AppendUint32(b, n)
+	b := make([]byte, nbdwire.RequestSize)
+	nbdwire.PutRequest(b, flags, cmd, cookie, off, n)
+	return b
 }
 
 // do sends one request and waits for its reply.
@@ -203,7 +193,7 @@ func (c *Client) do(cmd, flags uint16, off int64, n int, data []byte) error {
 		return fmt.Errorf("range of %d bytes at %d", n, off)
 	}
 	p := &call{off: uint64(off), done: make(chan struct{})}
-	if cmd == cmdRead {
+	if cmd == nbdwire.CmdRead {
 		p.data = data
 	}
 	cookie, err := c.register(p)
@@ -211,7 +201,7 @@ func (c *Client) do(cmd, flags uint16, off int64, n int, data []byte) error {
 		return err
 	}
 	bufs := net.Buffers{header(cmd, flags, cookie, uint64(off), uint32(n))}
-	if cmd == cmdWrite {
+	if cmd == nbdwire.CmdWrite {
 		bufs = append(bufs, data)
 	}
 	c.sendMu.Lock()
@@ -269,9 +259,9 @@ func (c *Client) reply(r io.Reader) error {
 		return err
 	}
 	switch binary.BigEndian.Uint32(b[:]) {
-	case magicSimple:
+	case nbdwire.MagicSimple:
 		return c.simple(r, binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[4:]))
-	case magicStructured:
+	case nbdwire.MagicChunk:
 		if _, err := io.ReadFull(r, b[16:]); err != nil {
 			return err
 		}
@@ -330,12 +320,12 @@ func (c *Client) chunk(r io.Reader, h []byte) error {
 	}
 	var failed error
 	switch {
-	case kind == chunkNone:
-	case kind == chunkOffsetData:
+	case kind == nbdwire.ChunkNone:
+	case kind == nbdwire.ChunkOffsetData:
 		err = p.receive(r, n)
-	case kind == chunkOffsetHole:
+	case kind == nbdwire.ChunkOffsetHole:
 		err = p.hole(r, n)
-	case kind&chunkErrors != 0:
+	case kind&nbdwire.ChunkErrors != 0:
 		failed, err = chunkError(r, n)
 	default:
 		err = fmt.Errorf("chunk of unknown type %d", kind)
@@ -346,7 +336,7 @@ func (c *Client) chunk(r io.Reader, h []byte) error {
 	if failed != nil && p.err == nil {
 		p.err = failed
 	}
-	if flags&chunkDone != 0 {
+	if flags&nbdwire.ChunkDone != 0 {
 		return c.finish(cookie, nil)
 	}
 	return nil
@@ -402,4 +392,12 @@ func chunkError(r io.Reader, n uint32) (failed, err error) {
 		return nil, errors.New("error chunk without an error")
 	}
 	return errnoOf(code), nil
+}
+
+// errnoOf is the error of a reply; NBD's numbers are those of Linux.
+func errnoOf(code uint32) error {
+	if code == 0 {
+		return nil
+	}
+	return syscall.Errno(code)
 }

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // serveQemu serves a file by qemu-nbd, a server that is not ours.
@@ -64,7 +66,7 @@ func TestAgainstQemu(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			if i := c.Info(); i.Size != 2<<20 || i.Flags&SendFlush == 0 || i.Structured == simple {
+			if i := c.Info(); i.Size != 2<<20 || i.Flags&nbdwire.SendFlush == 0 || i.Structured == simple {
 				t.Errorf("%+v", i)
 			}
 			exercise(t, c, file)
@@ -136,7 +138,7 @@ func answer(t *testing.T, b []byte) *Client {
 }
 
 func chunk(flags, kind uint16, cookie uint64, data ...byte) []byte {
-	b := binary.BigEndian.AppendUint32(nil, magicStructured)
+	b := binary.BigEndian.AppendUint32(nil, nbdwire.MagicChunk)
 	b = binary.BigEndian.AppendUint16(b, flags)
 	b = binary.BigEndian.AppendUint16(b, kind)
 	b = binary.BigEndian.AppendUint64(b, cookie)
@@ -149,7 +151,7 @@ func at(off uint64, data ...byte) []byte {
 }
 
 func simple(code uint32, cookie uint64, data ...byte) []byte {
-	b := binary.BigEndian.AppendUint32(nil, magicSimple)
+	b := binary.BigEndian.AppendUint32(nil, nbdwire.MagicSimple)
 	b = binary.BigEndian.AppendUint32(b, code)
 	b = binary.BigEndian.AppendUint64(b, cookie)
 	return append(b, data...)

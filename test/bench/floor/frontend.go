@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -107,7 +108,7 @@ func (f *frontend) accept(l net.Listener, p *pump.Pump) {
 }
 
 func (f *frontend) newConn(fd int) *conn {
-	c := &conn{stream: newStream(fd, requestHeader), f: f, cur: -1}
+	c := &conn{stream: newStream(fd, nbdwire.RequestSize), f: f, cur: -1}
 	c.begin, c.came = c.onHeader, c.onPayload
 	c.gone = func(extent int) { f.free = append(f.free, extent) }
 	c.idle = func() bool { return c.unanswered > 0 && c.unanswered >= c.most }
@@ -117,15 +118,15 @@ func (f *frontend) newConn(fd int) *conn {
 // onHeader takes a command.
 func (c *conn) onHeader(h []byte) ([]byte, bool) {
 	f := c.f
-	if binary.BigEndian.Uint32(h) != 0x25609513 {
+	if nbdwire.Request(h).Magic() != nbdwire.MagicRequest {
 		fail("a client sends no NBD", nil)
 	}
-	kind, n := binary.BigEndian.Uint16(h[6:]), int(binary.BigEndian.Uint32(h[24:]))
-	if kind == cmdDisc {
+	kind, n := nbdwire.Request(h).Type(), int(nbdwire.Request(h).Length())
+	if kind == nbdwire.CmdDisc {
 		c.closed()
 		return nil, false
 	}
-	if kind > cmdDisc || n == 0 || n > extent {
+	if kind > nbdwire.CmdDisc || n == 0 || n > extent {
 		fail(fmt.Sprintf("command %d of %d bytes is not served", kind, n), nil)
 	}
 	if len(f.free) == 0 {
@@ -134,10 +135,10 @@ func (c *conn) onHeader(h []byte) ([]byte, bool) {
 	c.cur = f.free[len(f.free)-1]
 	f.free = f.free[:len(f.free)-1]
 	f.seat.Came(f.now())
-	f.requests[c.cur] = request{conn: c, cookie: binary.BigEndian.Uint64(h[8:]), write: kind == cmdWrite, off: binary.BigEndian.Uint64(h[16:]), len: n}
+	f.requests[c.cur] = request{conn: c, cookie: binary.BigEndian.Uint64(h[8:]), write: kind == nbdwire.CmdWrite, off: binary.BigEndian.Uint64(h[16:]), len: n}
 	c.unanswered++
 	c.most = max(c.most, c.unanswered)
-	if kind == cmdWrite {
+	if kind == nbdwire.CmdWrite {
 		return f.arena[c.cur*extent:][:n], true
 	}
 	return nil, true
@@ -187,21 +188,14 @@ func (f *frontend) answer(tag int) {
 	switch {
 	case !r.write:
 		n := min(f.piece, r.len-at)
-		m := c.add(dataChunk, f.arena[tag/extentTags*extent+at:][:n])
-		binary.BigEndian.PutUint32(m.head[:], 0x668e33ef)
-		binary.BigEndian.PutUint16(m.head[4:], map[bool]uint16{true: 1}[ended])
-		binary.BigEndian.PutUint16(m.head[6:], 1) // offset data
-		binary.BigEndian.PutUint64(m.head[8:], r.cookie)
-		binary.BigEndian.PutUint32(m.head[16:], uint32(8+n))
-		binary.BigEndian.PutUint64(m.head[20:], r.off+uint64(at))
+		m := c.add(nbdwire.DataChunkSize, f.arena[tag/extentTags*extent+at:][:n])
+		nbdwire.PutDataChunk(m.head[:], map[bool]uint16{true: nbdwire.ChunkDone}[ended], r.cookie, r.off+uint64(at), uint32(n))
 		if ended {
 			m.ends = tag / extentTags
 		}
 	case ended:
-		m := c.add(simpleReply, nil)
-		binary.BigEndian.PutUint32(m.head[:], 0x67446698)
-		binary.BigEndian.PutUint32(m.head[4:], 0)
-		binary.BigEndian.PutUint64(m.head[8:], r.cookie)
+		m := c.add(nbdwire.SimpleSize, nil)
+		nbdwire.PutSimple(m.head[:], r.cookie, 0)
 		m.ends = tag / extentTags
 	}
 	if ended {

@@ -5,29 +5,16 @@ import (
 	"fmt"
 	"io"
 	"net"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
-// The part of NBD that its clients need: the fixed newstyle handshake with
+// The part of NBD that its clients need is the fixed newstyle handshake with
 // NBD_OPT_GO and structured replies, and READ, WRITE and DISC.
-const (
-	optExportName, optAbort, optGo, optStructured = 1, 2, 7, 8
-
-	repAck, repInfo, repUnsupported = 1, 3, 1<<31 | 1
-
-	requestHeader = 28
-	cmdRead       = 0
-	cmdWrite      = 1
-	cmdDisc       = 2
-
-	simpleReply = 16
-	dataChunk   = 28 // a structured reply's header, and the offset
-)
 
 // handshake returns when the client has asked for the disk.
 func handshake(conn net.Conn, size uint64) error {
-	hello := binary.BigEndian.AppendUint64(nil, 0x4e42444d41474943)
-	hello = binary.BigEndian.AppendUint64(hello, 0x49484156454f5054)
-	hello = binary.BigEndian.AppendUint16(hello, 3) // fixed newstyle, no zeroes
+	hello := nbdwire.AppendGreeting(nil, nbdwire.FlagFixedNewstyle|nbdwire.FlagNoZeroes)
 	if _, err := conn.Write(hello); err != nil {
 		return err
 	}
@@ -45,13 +32,13 @@ func handshake(conn net.Conn, size uint64) error {
 		if _, err := io.ReadFull(conn, data); err != nil {
 			return err
 		}
-		if option == optExportName || option == optAbort {
+		if option == nbdwire.OptExportName || option == nbdwire.OptAbort {
 			return fmt.Errorf("option %d is not served", option)
 		}
 		if _, err := conn.Write(answers(option, size)); err != nil {
 			return err
 		}
-		if option == optGo {
+		if option == nbdwire.OptGo {
 			return nil
 		}
 	}
@@ -60,19 +47,15 @@ func handshake(conn net.Conn, size uint64) error {
 // answers are the replies to an option.
 func answers(option uint32, size uint64) []byte {
 	reply := func(b []byte, kind uint32, data []byte) []byte {
-		b = binary.BigEndian.AppendUint64(b, 0x3e889045565a9)
-		b = binary.BigEndian.AppendUint32(b, option)
-		b = binary.BigEndian.AppendUint32(b, kind)
-		return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
+		return nbdwire.AppendOptionReply(b, option, kind, data)
 	}
 	switch option {
-	case optStructured:
-		return reply(nil, repAck, nil)
-	case optGo:
-		export := binary.BigEndian.AppendUint64([]byte{0, 0}, size)
-		export = binary.BigEndian.AppendUint16(export, 1) // has flags, none else
-		blocks := []byte{0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 0, 0x10, 0, 0}
-		return reply(reply(reply(nil, repInfo, export), repInfo, blocks), repAck, nil)
+	case nbdwire.OptStructuredReply:
+		return reply(nil, nbdwire.RepAck, nil)
+	case nbdwire.OptGo:
+		export := nbdwire.AppendExportInfo(nil, size, nbdwire.HasFlags)
+		blocks := nbdwire.AppendBlockSizeInfo(nil, 1, 4096, 1<<20)
+		return reply(reply(reply(nil, nbdwire.RepInfo, export), nbdwire.RepInfo, blocks), nbdwire.RepAck, nil)
 	}
-	return reply(nil, repUnsupported, nil)
+	return reply(nil, nbdwire.RepErrUnsup, nil)
 }

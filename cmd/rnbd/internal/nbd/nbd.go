@@ -3,26 +3,17 @@
 //
 // A queue is a connection of its own. Its owner sends; a goroutine reads the
 // replies. Replies are simple ones, and a server may answer while it does not
-// read. Negotiation is in handshake.go.
+// read.
 package nbd
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
-	"net/url"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -31,25 +22,25 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/private"
 )
 
 // Export is a device that an NBD server has.
 type Export struct {
-	network, address, name string
-	tls                    *tls.Config // nil: none
-	limits                 blk.Limits
-	cipher                 string // protocol and cipher of TLS
+	nbdwire.Address
+	limits blk.Limits
+	cipher string // protocol and cipher of TLS
 }
 
-// Open connects once, to learn the limits of the export. uri is
-// nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH. With nbds in the place
-// of nbd the connection has TLS; see loadTLS for its files.
+// Open connects once, to learn the limits of the export. uri is as nbdwire.ParseURI
+// takes it.
 func Open(ctx context.Context, uri string) (*Export, error) {
-	e, err := parse(uri)
+	a, err := nbdwire.ParseURI(uri)
 	if err != nil {
 		return nil, err
 	}
+	e := &Export{Address: a}
 	conn, err := e.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -57,94 +48,49 @@ func Open(ctx context.Context, uri string) (*Export, error) {
 	return e, conn.Close()
 }
 
-func parse(uri string) (*Export, error) {
-	u, err := url.Parse(uri)
-	if err != nil {
-		return nil, err
-	}
-	e := &Export{network: "tcp", address: u.Host, name: strings.TrimPrefix(u.Path, "/")}
-	scheme, transport, _ := strings.Cut(u.Scheme, "+")
-	if transport == "unix" {
-		e.network, e.address = "unix", u.Query().Get("socket")
-	}
-	if scheme != "nbd" && scheme != "nbds" || transport != "" && transport != "unix" || e.address == "" {
-		return nil, fmt.Errorf("%q is no address of an NBD export: %w", uri, syscall.EINVAL)
-	}
-	if scheme == "nbds" {
-		e.tls, err = loadTLS(u.Query().Get("tls-certificates"), cmp.Or(u.Query().Get("tls-hostname"), u.Hostname(), "localhost"))
-	}
-	return e, err
-}
-
 // IsURI reports whether name is one that Open takes, by its beginning.
-func IsURI(name string) bool {
-	scheme, _, ok := strings.Cut(name, "://")
-	return ok && slices.Contains([]string{"nbd", "nbd+unix", "nbds", "nbds+unix"}, scheme)
-}
-
-// loadTLS reads the files ca-cert.pem, client-cert.pem and client-key.pem of a
-// folder, as libnbd names them. Without the last two the client has no
-// certificate. Without a folder the authorities are those of the system. host is
-// what the server must prove to be.
-func loadTLS(dir, host string) (*tls.Config, error) {
-	cfg := &tls.Config{ServerName: host, DynamicRecordSizingDisabled: true}
-	if dir == "" {
-		return cfg, nil
-	}
-	ca, err := os.ReadFile(filepath.Join(dir, "ca-cert.pem"))
-	if err != nil {
-		return nil, fmt.Errorf("tls-certificates: %w", err)
-	}
-	cfg.RootCAs = x509.NewCertPool()
-	if !cfg.RootCAs.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("tls-certificates: %s has no certificate: %w", filepath.Join(dir, "ca-cert.pem"), syscall.EINVAL)
-	}
-	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "client-cert.pem"), filepath.Join(dir, "client-key.pem"))
-	switch {
-	case err == nil:
-		cfg.Certificates = []tls.Certificate{cert}
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("tls-certificates: %w", err)
-	}
-	return cfg, nil
-}
+func IsURI(name string) bool { return nbdwire.IsURI(name) }
 
 // dial connects and negotiates, bounded by ctx.
 func (e *Export) dial(ctx context.Context) (net.Conn, error) {
 	dial := (&net.Dialer{}).DialContext
-	if e.network == "unix" {
+	if e.Network == "unix" {
 		dial = func(ctx context.Context, _, path string) (net.Conn, error) { return private.Dial(ctx, path) }
 	}
-	conn, err := dial(ctx, e.network, e.address)
+	conn, err := dial(ctx, e.Network, e.Address.Address)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	use := conn
-	if e.tls == nil {
-		e.limits, err = negotiate(conn, e.name)
-	} else {
-		use, err = e.dialTLS(conn)
+	use, announced, err := nbdwire.Negotiate(conn, nbdwire.Options{Export: e.Export, TLS: e.Address.TLS})
+	if err == nil {
+		e.limits, err = limits(&announced)
 	}
 	if err == nil && !stop() {
 		err = ctx.Err()
 	}
 	if err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("open export %q of %s: %w", e.name, e.address, err)
+		return nil, fmt.Errorf("open export %q of %s: %w", e.Export, e.Address.Address, err)
+	}
+	if secure, ok := use.(*tls.Conn); ok {
+		s := secure.ConnectionState()
+		e.cipher = tls.VersionName(s.Version) + " " + tls.CipherSuiteName(s.CipherSuite)
 	}
 	return use, nil
 }
 
-// dialTLS is negotiate with TLS.
-func (e *Export) dialTLS(conn net.Conn) (net.Conn, error) {
-	secure, l, err := negotiateTLS(conn, e.tls, e.name)
-	if err != nil {
-		return nil, err
+// maxBlock bounds the smallest block of a server, in bytes.
+const maxBlock = 64 << 10
+
+// limits translates the announcement of a server.
+func limits(e *nbdwire.Export) (blk.Limits, error) {
+	if e.MinBlock > maxBlock {
+		return blk.Limits{}, fmt.Errorf("blocks of %d bytes: the most is %d", e.MinBlock, maxBlock)
 	}
-	s := secure.ConnectionState()
-	e.limits, e.cipher = l, tls.VersionName(s.Version)+" "+tls.CipherSuiteName(s.CipherSuite)
-	return secure, nil
+	block := max(blk.SectorSize, e.MinBlock)
+	return blk.Limits{Size: e.Size, LogicalBlockSize: block, MaxIOSize: max(block, e.MaxPayload&^(block-1)),
+		ReadOnly: e.Flags&nbdwire.ReadOnly != 0}, nil
 }
 
 // TLS returns protocol and cipher of the connection of Open, empty without TLS.
@@ -170,22 +116,13 @@ func (e *Export) Open(ctx context.Context, _, _, slots, slotSize int) (load.Queu
 	return q, nil
 }
 
-const (
-	magicRequest = 0x25609513
-	magicReply   = 0x67446698
-	cmdRead      = 0
-	cmdWrite     = 1
-	cmdDisc      = 2
-	headerSize   = 28
-	replySize    = 16
-	bufferSize   = 256 << 10
-)
+const bufferSize = 256 << 10 // of sends and of replies, in bytes
 
 // queue is one connection in transmission. A request's cookie is its slot.
 type queue struct {
 	conn     net.Conn
 	send     *bufio.Writer
-	header   [headerSize]byte
+	header   [nbdwire.RequestSize]byte
 	mem      []byte
 	slotSize int
 	busy     []bool // slots in flight; the owner's
@@ -201,9 +138,9 @@ func (q *queue) Buf(slot int) []byte { return q.mem[slot*q.slotSize : (slot+1)*q
 
 // Submit writes into a buffer. That the connection is over shows in Wait.
 func (q *queue) Submit(r load.Request) {
-	cmd, payload, follows := uint16(cmdRead), []byte(nil), r.Len
+	cmd, payload, follows := uint16(nbdwire.CmdRead), []byte(nil), r.Len
 	if r.Op == blk.Write {
-		cmd, payload, follows = cmdWrite, q.Buf(r.Slot)[:r.Len], 0
+		cmd, payload, follows = nbdwire.CmdWrite, q.Buf(r.Slot)[:r.Len], 0
 	}
 	q.busy[r.Slot] = true
 	q.inFlight++
@@ -213,12 +150,8 @@ func (q *queue) Submit(r load.Request) {
 }
 
 func (q *queue) put(cmd uint16, cookie, off uint64, n uint32) {
-	b := binary.BigEndian.AppendUint32(q.header[:0], magicRequest)
-	b = binary.BigEndian.AppendUint16(b, 0)
-	b = binary.BigEndian.AppendUint16(b, cmd)
-	b = binary.BigEndian.AppendUint64(b, cookie)
-	b = binary.BigEndian.AppendUint64(b, off)
-	_, _ = q.send.Write(binary.BigEndian.AppendUint32(b, n))
+	nbdwire.PutRequest(q.header[:], 0, cmd, cookie, off, n)
+	_, _ = q.send.Write(q.header[:])
 }
 
 func (q *queue) Wait(done []load.Done) int {
@@ -274,12 +207,13 @@ func (q *queue) run() {
 }
 
 func (q *queue) reply(r io.Reader) (d load.Done, err error) {
-	var h [replySize]byte
+	var h [nbdwire.SimpleSize]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
 		return d, err
 	}
-	code, slot := binary.BigEndian.Uint32(h[4:]), binary.BigEndian.Uint64(h[8:])
-	if binary.BigEndian.Uint32(h[:]) != magicReply || slot >= uint64(len(q.expected)) {
+	s := nbdwire.Simple(h[:])
+	code, slot := s.Errno(), s.Cookie()
+	if s.Magic() != nbdwire.MagicSimple || slot >= uint64(len(q.expected)) {
 		return d, fmt.Errorf("reply % x is garbage", h)
 	}
 	expected := q.expected[slot].Swap(0)
@@ -301,7 +235,7 @@ const goodbye = time.Second
 // Close asks the server to end the connection and waits until it has: then the
 // server counts one user less. It waits for run, since run uses the memory.
 func (q *queue) Close() error {
-	q.put(cmdDisc, 0, 0, 0)
+	q.put(nbdwire.CmdDisc, 0, 0, 0)
 	_ = q.send.Flush() // a courtesy
 	_ = q.conn.SetReadDeadline(time.Now().Add(goodbye))
 	for range q.answers {

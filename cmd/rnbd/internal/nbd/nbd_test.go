@@ -17,7 +17,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/load"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // server is as much of an NBD server as the client needs, with a disk of its
@@ -62,36 +62,31 @@ func serve(t *testing.T, s *server) string {
 
 func (s *server) talk(conn net.Conn) {
 	defer conn.Close()
-	hello := binary.BigEndian.AppendUint64(nil, magicServer)
-	hello = binary.BigEndian.AppendUint64(hello, magicOption)
-	conn.Write(binary.BigEndian.AppendUint16(hello, flagsKnown))
+	conn.Write(nbdwire.AppendGreeting(nil, nbdwire.FlagFixedNewstyle|nbdwire.FlagNoZeroes))
 	option := make([]byte, 4+16)
 	if _, err := io.ReadFull(conn, option); err != nil {
 		return
 	}
 	if s.tls != nil {
-		conn.Write(optReplyTo(optStartTLS, repAck, nil))
+		conn.Write(optReplyTo(nbdwire.OptStartTLS, nbdwire.RepAck, nil))
 		conn = tls.Server(conn, s.tls)
 		if _, err := io.ReadFull(conn, option[4:]); err != nil {
 			return
 		}
 	}
-	if n := binary.BigEndian.Uint32(option[12:]); n != optGo {
-		conn.Write(optReplyTo(n, repErrors|1, nil))
+	if n := binary.BigEndian.Uint32(option[12:]); n != nbdwire.OptGo {
+		conn.Write(optReplyTo(n, nbdwire.RepErrUnsup, nil))
 		return
 	}
 	data := make([]byte, binary.BigEndian.Uint32(option[16:]))
 	io.ReadFull(conn, data)
 	if name := string(data[4 : 4+binary.BigEndian.Uint32(data)]); name != exportName {
-		conn.Write(optReply(repUnknown, []byte("no export "+name)))
+		conn.Write(optReply(nbdwire.RepErrUnknown, []byte("no export "+name)))
 		return
 	}
-	export := binary.BigEndian.AppendUint64([]byte{0, infoExport}, uint64(len(s.disk)))
-	conn.Write(optReply(repInfo, binary.BigEndian.AppendUint16(export, s.flags)))
-	block := binary.BigEndian.AppendUint32([]byte{0, infoBlock}, 512)
-	block = binary.BigEndian.AppendUint32(block, 4096)
-	conn.Write(optReply(repInfo, binary.BigEndian.AppendUint32(block, 8192+100)))
-	conn.Write(optReply(repAck, nil))
+	conn.Write(optReply(nbdwire.RepInfo, nbdwire.AppendExportInfo(nil, uint64(len(s.disk)), s.flags)))
+	conn.Write(optReply(nbdwire.RepInfo, nbdwire.AppendBlockSizeInfo(nil, 512, 4096, 8192+100)))
+	conn.Write(optReply(nbdwire.RepAck, nil))
 	for n := 0; s.answer(conn) == nil; n++ {
 		if f := s.after[n]; f != nil {
 			f(conn)
@@ -99,31 +94,28 @@ func (s *server) talk(conn net.Conn) {
 	}
 }
 
-func optReply(kind uint32, data []byte) []byte { return optReplyTo(optGo, kind, data) }
+func optReply(kind uint32, data []byte) []byte { return optReplyTo(nbdwire.OptGo, kind, data) }
 
 func optReplyTo(option, kind uint32, data []byte) []byte {
-	b := binary.BigEndian.AppendUint64(nil, magicOptReply)
-	b = binary.BigEndian.AppendUint32(b, option)
-	b = binary.BigEndian.AppendUint32(b, kind)
-	return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
+	return nbdwire.AppendOptionReply(nil, option, kind, data)
 }
 
 // answer does one request. Beyond the disk's end is ENOSPC.
 func (s *server) answer(conn net.Conn) error {
-	h := make([]byte, headerSize)
+	h := make([]byte, nbdwire.RequestSize)
 	if _, err := io.ReadFull(conn, h); err != nil {
 		return err
 	}
 	cmd, cookie := binary.BigEndian.Uint16(h[6:]), h[8:16]
 	off, n := binary.BigEndian.Uint64(h[16:]), uint64(binary.BigEndian.Uint32(h[24:]))
-	if cmd == cmdDisc {
+	if cmd == nbdwire.CmdDisc {
 		if s.bye != nil {
 			<-s.bye
 		}
 		return io.EOF
 	}
 	payload := make([]byte, n)
-	if cmd == cmdWrite {
+	if cmd == nbdwire.CmdWrite {
 		if _, err := io.ReadFull(conn, payload); err != nil {
 			return err
 		}
@@ -132,7 +124,7 @@ func (s *server) answer(conn net.Conn) error {
 	switch {
 	case off+n > uint64(len(s.disk)):
 		code, payload = uint32(syscall.ENOSPC), nil
-	case cmd == cmdWrite:
+	case cmd == nbdwire.CmdWrite:
 		copy(s.disk[off:], payload)
 		payload = nil
 	default:
@@ -143,7 +135,7 @@ func (s *server) answer(conn net.Conn) error {
 }
 
 func simpleReply(cookie []byte, code uint32) []byte {
-	b := binary.BigEndian.AppendUint32(nil, magicReply)
+	b := binary.BigEndian.AppendUint32(nil, nbdwire.MagicSimple)
 	return append(binary.BigEndian.AppendUint32(b, code), cookie...)
 }
 
@@ -161,7 +153,7 @@ func open(t *testing.T, uri string, slots int) load.Queue {
 }
 
 func TestTheExportIsWhatTheServerSays(t *testing.T) {
-	e, err := Open(t.Context(), serve(t, &server{disk: make([]byte, 1<<20), flags: txReadOnly}))
+	e, err := Open(t.Context(), serve(t, &server{disk: make([]byte, 1<<20), flags: nbdwire.ReadOnly}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +222,7 @@ func TestAnErrorIsThatOfItsRequest(t *testing.T) {
 func TestALostConnectionFailsWhatIsInFlight(t *testing.T) {
 	for name, f := range map[string]func(net.Conn){
 		"the server closes it":       func(c net.Conn) { c.Close() },
-		"a reply is garbage":         func(c net.Conn) { c.Write(make([]byte, replySize)) },
+		"a reply is garbage":         func(c net.Conn) { c.Write(make([]byte, nbdwire.SimpleSize)) },
 		"a reply comes twice":        func(c net.Conn) { c.Write(simpleReply(make([]byte, 8), 0)) },
 		"a reply is to no request":   func(c net.Conn) { c.Write(simpleReply([]byte{0, 0, 0, 0, 0, 0, 1, 0}, 0)) },
 		"a reply ends in its middle": func(c net.Conn) { c.Write([]byte{0x67, 0x44}); c.Close() },
@@ -361,38 +353,4 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%s: no error", what)
 		}
 	}
-}
-
-// FuzzNegotiate: whatever a server says, its limits are usable or it is refused.
-func FuzzNegotiate(f *testing.F) {
-	hello := binary.BigEndian.AppendUint64(nil, magicServer)
-	hello = binary.BigEndian.AppendUint64(hello, magicOption)
-	hello = binary.BigEndian.AppendUint16(hello, flagsKnown)
-	said := func(kind uint32, data []byte) []byte {
-		b := binary.BigEndian.AppendUint64(nil, magicOptReply)
-		b = binary.BigEndian.AppendUint32(b, optGo)
-		b = binary.BigEndian.AppendUint32(b, kind)
-		return append(binary.BigEndian.AppendUint32(b, uint32(len(data))), data...)
-	}
-	blocks := func(least, most uint32) []byte {
-		b := binary.BigEndian.AppendUint16(nil, infoBlock)
-		b = binary.BigEndian.AppendUint32(b, least)
-		return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, 4096), most)
-	}
-	f.Add(slices.Concat(hello, said(repInfo, blocks(512, 1<<20)), said(repAck, nil)))
-	f.Add(slices.Concat(hello, said(repInfo, blocks(3, 0)), said(repAck, nil)))
-	f.Add(slices.Concat(hello, said(repInfo, blocks(1<<31, 1)), said(repAck, nil)))
-	f.Add(slices.Concat(hello, said(repUnknown, []byte("no"))))
-	f.Fuzz(func(t *testing.T, said []byte) {
-		l, err := negotiate(struct {
-			io.Reader
-			io.Writer
-		}{bytes.NewReader(said), io.Discard}, exportName)
-		if err != nil {
-			return
-		}
-		if n := l.LogicalBlockSize; n < blk.SectorSize || n > maxBlock || n&(n-1) != 0 || l.MaxIOSize < n || l.MaxIOSize%n != 0 {
-			t.Errorf("blocks of %d bytes, requests of up to %d", l.LogicalBlockSize, l.MaxIOSize)
-		}
-	})
 }
