@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -102,17 +103,17 @@ func TestTLS_Rules(t *testing.T) {
 			s := a.server(true, true)
 			s.Rules = c.rules
 			r, addr := tlsRig(t, rigConfig{}, s)
-			for _, opt := range []uint32{optInfo, optGo} {
+			for _, opt := range []uint32{nbdwire.OptInfo, nbdwire.OptGo} {
 				conn, err := upgrade(greeted(t, "tcp", addr), a.member("web"))
 				must(t, "upgrade", err)
-				want := uint32(repInfo)
+				want := uint32(nbdwire.RepInfo)
 				if !c.see {
-					want = repErrUnknown
+					want = nbdwire.RepErrUnknown
 				}
 				mustAsk(t, conn, opt, goData("disk0"), want)
 				if !c.see {
-					mustAsk(t, conn, opt, goData(""), repErrUnknown)
-					mustAsk(t, conn, optList, nil, repAck)
+					mustAsk(t, conn, opt, goData(""), nbdwire.RepErrUnknown)
+					mustAsk(t, conn, nbdwire.OptList, nil, nbdwire.RepAck)
 				}
 			}
 			if !c.see {
@@ -120,14 +121,14 @@ func TestTLS_Rules(t *testing.T) {
 				return
 			}
 			client := secured(t, addr, a.member("web"), true)
-			if ro := client.tx&txReadOnly != 0; ro == c.write {
+			if ro := client.tx&nbdwire.ReadOnly != 0; ro == c.write {
 				t.Errorf("transmission flags %#x", client.tx)
 			}
 			running(client)
 			if code := client.write(0, make([]byte, 4096)); (code == 0) != c.write {
 				t.Errorf("a write ends with %d", code)
 			}
-			if code := client.do(cmdWriteZeroes, 0, 0, 4096, nil); (code == 0) != c.write {
+			if code := client.do(nbdwire.CmdWriteZeroes, 0, 0, 4096, nil); (code == 0) != c.write {
 				t.Errorf("a write of zeroes ends with %d", code)
 			}
 			if code := client.read(0, make([]byte, 4096)); code != 0 {
@@ -144,10 +145,10 @@ func TestTLS_RulesWithoutTLS(t *testing.T) {
 	s := a.server(false, true)
 	s.Rules = []plugin.UserRule{{Identity: []string{"**"}, Allow: "rw"}}
 	r, _ := tlsRig(t, rigConfig{}, s)
-	mustAsk(t, greeted(t, "unix", r.addr), optGo, goData("disk0"), repErrUnknown)
+	mustAsk(t, greeted(t, "unix", r.addr), nbdwire.OptGo, goData("disk0"), nbdwire.RepErrUnknown)
 	s.Rules = append(s.Rules, plugin.UserRule{Device: []string{"disk0"}, Allow: "ro"})
 	must(t, "set TLS", r.f.SetTLS(t.Context(), s))
-	mustAsk(t, greeted(t, "unix", r.addr), optGo, goData("disk0"), repInfo)
+	mustAsk(t, greeted(t, "unix", r.addr), nbdwire.OptGo, goData("disk0"), nbdwire.RepInfo)
 }
 
 func TestNamesOfCertificates(t *testing.T) {
@@ -204,7 +205,7 @@ func TestTLS_Events(t *testing.T) {
 
 	conn, err := upgrade(greeted(t, "tcp", addr), a.member("other"))
 	must(t, "upgrade", err)
-	mustAsk(t, conn, optGo, goData("disk0"), repErrUnknown)
+	mustAsk(t, conn, nbdwire.OptGo, goData("disk0"), nbdwire.RepErrUnknown)
 	take(plugin.UserEvent{Event: "connect", Identity: "dns:other"}, plugin.UserEvent{Event: "open", Identity: "dns:other", Device: "disk0", Error: "no rule fits"})
 	conn.Close()
 
@@ -213,8 +214,8 @@ func TestTLS_Events(t *testing.T) {
 	}
 	take(plugin.UserEvent{Event: "handshake", Error: "TLS handshake"})
 	plain := greeted(t, "tcp", addr)
-	mustAsk(t, plain, optList, nil, needsTLS)
-	mustAsk(t, plain, optGo, goData("disk0"), needsTLS)
+	mustAsk(t, plain, nbdwire.OptList, nil, needsTLS)
+	mustAsk(t, plain, nbdwire.OptGo, goData("disk0"), needsTLS)
 	take(plugin.UserEvent{Event: "handshake", Error: "without TLS"})
 	plain.Close()
 	without, _ := tlsRig(t, rigConfig{}, plugin.TLS{})

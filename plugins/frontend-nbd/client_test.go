@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // client is an NBD client that can also misbehave. do may be called from many
@@ -71,11 +73,11 @@ func (c *client) choose(export string, structured bool) {
 	c.t.Helper()
 	var b [20]byte
 	if structured {
-		c.must(c.conn.Write(option(optStructuredReply, nil)))
+		c.must(c.conn.Write(option(nbdwire.OptStructuredReply, nil)))
 		c.must(io.ReadFull(c.conn, b[:20]))
 		c.setContext(export)
 	}
-	c.must(c.conn.Write(option(optExportName, []byte(export))))
+	c.must(c.conn.Write(option(nbdwire.OptExportName, []byte(export))))
 	c.must(io.ReadFull(c.conn, b[:10]))
 	c.size, c.tx = binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint16(b[8:])
 }
@@ -83,14 +85,14 @@ func (c *client) choose(export string, structured bool) {
 // setContext asks for base:allocation.
 func (c *client) setContext(export string) {
 	c.t.Helper()
-	c.must(c.conn.Write(option(optSetMetaContext, metaData(export, allocationContext))))
-	for kind := uint32(0); kind != repAck; {
+	c.must(c.conn.Write(option(nbdwire.OptSetMetaContext, metaData(export, nbdwire.AllocationContext))))
+	for kind := uint32(0); kind != nbdwire.RepAck; {
 		var h [20]byte
 		c.must(io.ReadFull(c.conn, h[:]))
-		if kind = binary.BigEndian.Uint32(h[12:]); kind != repAck && kind != repMetaCtx {
+		if kind = binary.BigEndian.Uint32(h[12:]); kind != nbdwire.RepAck && kind != nbdwire.RepMetaCtx {
 			c.t.Fatalf("SET_META_CONTEXT is answered by %#x", kind)
 		}
-		c.context = c.context || kind == repMetaCtx
+		c.context = c.context || kind == nbdwire.RepMetaCtx
 		c.must(io.ReadFull(c.conn, make([]byte, binary.BigEndian.Uint32(h[16:]))))
 	}
 }
@@ -111,14 +113,14 @@ func (r *rig) connect(structured bool) *client {
 }
 
 func option(opt uint32, data []byte) []byte {
-	b := binary.BigEndian.AppendUint64(nil, magicOption)
+	b := binary.BigEndian.AppendUint64(nil, nbdwire.MagicOption)
 	b = binary.BigEndian.AppendUint32(b, opt)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(data)))
 	return append(b, data...)
 }
 
 func command(cmd, flags uint16, cookie, off uint64, n uint32) []byte {
-	b := binary.BigEndian.AppendUint32(nil, magicRequest)
+	b := binary.BigEndian.AppendUint32(nil, nbdwire.MagicRequest)
 	b = binary.BigEndian.AppendUint16(b, flags)
 	b = binary.BigEndian.AppendUint16(b, cmd)
 	b = binary.BigEndian.AppendUint64(b, cookie)
@@ -129,7 +131,7 @@ func command(cmd, flags uint16, cookie, off uint64, n uint32) []byte {
 // start sends a request; buf is its payload, or where it goes.
 func (c *client) start(cmd, flags uint16, off uint64, n int, buf []byte) *call {
 	p := &call{off: off, n: n, done: make(chan struct{})}
-	if cmd == cmdRead {
+	if cmd == nbdwire.CmdRead {
 		p.buf = buf
 	}
 	c.mu.Lock()
@@ -146,7 +148,7 @@ func (c *client) start(cmd, flags uint16, off uint64, n int, buf []byte) *call {
 	b := command(cmd, flags, cookie, off, uint32(n))
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
-	if cmd == cmdWrite {
+	if cmd == nbdwire.CmdWrite {
 		b = append(b, buf...)
 	}
 	c.conn.Write(b) // a failure ends run as well
@@ -171,8 +173,8 @@ func (c *client) do(cmd, flags uint16, off uint64, n int, buf []byte) uint32 {
 	return code
 }
 
-func (c *client) write(off uint64, p []byte) uint32 { return c.do(cmdWrite, 0, off, len(p), p) }
-func (c *client) read(off uint64, p []byte) uint32  { return c.do(cmdRead, 0, off, len(p), p) }
+func (c *client) write(off uint64, p []byte) uint32 { return c.do(nbdwire.CmdWrite, 0, off, len(p), p) }
+func (c *client) read(off uint64, p []byte) uint32  { return c.do(nbdwire.CmdRead, 0, off, len(p), p) }
 
 func (c *client) run() {
 	r := bufio.NewReaderSize(c.conn, 64<<10)
@@ -200,7 +202,7 @@ func (c *client) reply(r io.Reader) error {
 		return fmt.Errorf("reply % x to nobody", b[:16])
 	}
 	switch binary.BigEndian.Uint32(b[:]) {
-	case magicSimple:
+	case nbdwire.MagicSimple:
 		if p.code = binary.BigEndian.Uint32(b[4:]); p.code == 0 {
 			if _, err := io.ReadFull(r, p.buf); err != nil {
 				return err
@@ -208,7 +210,7 @@ func (c *client) reply(r io.Reader) error {
 		}
 		c.end(binary.BigEndian.Uint64(b[8:]))
 		return nil
-	case magicStructured:
+	case nbdwire.MagicChunk:
 		io.ReadFull(r, b[16:])
 		return c.chunk(r, p, b[:])
 	}
@@ -221,17 +223,17 @@ func (c *client) chunk(r io.Reader, p *call, h []byte) error {
 		return err
 	}
 	switch binary.BigEndian.Uint16(h[6:]) {
-	case chunkNone:
-	case chunkOffsetData:
+	case nbdwire.ChunkNone:
+	case nbdwire.ChunkOffsetData:
 		copy(p.buf[binary.BigEndian.Uint64(data)-p.off:][:len(data)-8], data[8:])
-	case chunkBlockStatus:
+	case nbdwire.ChunkBlockStatus:
 		return c.status(p, h, data)
-	case chunkError:
+	case nbdwire.ChunkError:
 		p.code = binary.BigEndian.Uint32(data)
 	default:
 		return fmt.Errorf("chunk % x", h)
 	}
-	if binary.BigEndian.Uint16(h[4:])&chunkDone != 0 {
+	if binary.BigEndian.Uint16(h[4:])&nbdwire.ChunkDone != 0 {
 		c.end(binary.BigEndian.Uint64(h[8:]))
 	}
 	return nil
@@ -244,7 +246,7 @@ type extent struct {
 
 // status takes a chunk of block status, the whole reply.
 func (c *client) status(p *call, h, data []byte) error {
-	if len(data) < 12 || len(data)%8 != 4 || binary.BigEndian.Uint32(data) != allocationID || binary.BigEndian.Uint16(h[4:]) != chunkDone {
+	if len(data) < 12 || len(data)%8 != 4 || binary.BigEndian.Uint32(data) != allocationID || binary.BigEndian.Uint16(h[4:]) != nbdwire.ChunkDone {
 		return fmt.Errorf("block status % x % x", h, data)
 	}
 	left := uint64(p.n)

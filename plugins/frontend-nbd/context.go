@@ -1,6 +1,10 @@
 package main
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
+)
 
 // Metadata contexts of the negotiation. There is one, base:allocation: the ranges of
 // an export that hold data. It is in force if the last SET_META_CONTEXT has selected it for
@@ -18,35 +22,35 @@ type metaQueries struct {
 // onMetaContext answers LIST_META_CONTEXT and SET_META_CONTEXT. An earlier
 // selection is void after a SET_META_CONTEXT, even if that fails.
 func (n *negotiation) onMetaContext(opt uint32, data []byte) error {
-	if opt == optSetMetaContext {
+	if opt == nbdwire.OptSetMetaContext {
 		n.context = nil
 	}
 	q, ok := parseMetaContext(data)
 	switch {
 	case !ok || !n.structured:
-		return n.sendReply(opt, repErrInvalid, nil)
-	case len(q.export) > maxName || q.longest > maxName:
-		return n.sendReply(opt, repErrTooBig, nil)
+		return n.sendReply(opt, nbdwire.RepErrInvalid, nil)
+	case len(q.export) > nbdwire.MaxName || q.longest > nbdwire.MaxName:
+		return n.sendReply(opt, nbdwire.RepErrTooBig, nil)
 	}
 	exp, err := n.exports.findExport(q.export)
 	if err != nil {
-		return n.sendReply(opt, repErrUnknown, []byte(err.Error()))
+		return n.sendReply(opt, nbdwire.RepErrUnknown, []byte(err.Error()))
 	}
 	var out []byte
 	if exp.listsExtents() && q.asksAllocation(opt) {
 		id := uint32(0) // means nothing in a list
-		if opt == optSetMetaContext {
+		if opt == nbdwire.OptSetMetaContext {
 			n.context, id = exp, allocationID
 		}
 		b := binary.BigEndian.AppendUint32(nil, id)
-		out = appendReply(out, opt, repMetaCtx, append(b, allocationContext...))
+		out = appendReply(out, opt, nbdwire.RepMetaCtx, append(b, nbdwire.AllocationContext...))
 	}
-	return n.sendInfo(opt, appendReply(out, opt, repAck, nil))
+	return n.sendInfo(opt, appendReply(out, opt, nbdwire.RepAck, nil))
 }
 
 // asksAllocation reports whether base:allocation is asked for.
 func (q *metaQueries) asksAllocation(opt uint32) bool {
-	return q.exact || opt == optListMetaContext && (q.base || q.count == 0)
+	return q.exact || opt == nbdwire.OptListMetaContext && (q.base || q.count == 0)
 }
 
 // parseMetaContext takes the data of LIST_META_CONTEXT and SET_META_CONTEXT apart: an
@@ -64,7 +68,7 @@ func parseMetaContext(data []byte) (q metaQueries, ok bool) {
 			return q, false
 		}
 		q.longest = max(q.longest, len(query))
-		q.exact = q.exact || string(query) == allocationContext
+		q.exact = q.exact || string(query) == nbdwire.AllocationContext
 		q.base = q.base || string(query) == baseContexts
 	}
 	return q, len(data) == 0

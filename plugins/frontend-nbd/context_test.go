@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // metaData is the data of LIST_META_CONTEXT and SET_META_CONTEXT.
@@ -88,7 +90,7 @@ func TestMetaContexts(t *testing.T) {
 
 func TestMetaContexts_WithoutStructuredReplies(t *testing.T) {
 	for _, opt := range []uint32{9, 10} {
-		in := cat(uint32(3), option(opt, metaData("a", allocationContext)), option(8, nil), option(7, goData("a")))
+		in := cat(uint32(3), option(opt, metaData("a", nbdwire.AllocationContext)), option(8, nil), option(7, goData("a")))
 		s := &script{in: bytes.NewReader(in)}
 		n, err := runHandshake(s, twoExports(t), nil)
 		if want := cat(greeting, optReply(opt, bad), optReply(8, 1), exportInfoA(7)); !bytes.Equal(s.out.Bytes(), want) {
@@ -115,7 +117,7 @@ func TestMetaContexts_OfTheExportThatIsOpened(t *testing.T) {
 		{"GO of another one that fails first", "a", cat(option(7, goData("zz")), option(7, goData("a"))), true},
 		{"INFO of another one between", "a", cat(option(6, goData("b")), option(7, goData("a"))), true},
 	} {
-		in := cat(uint32(3), option(8, nil), option(10, metaData(v.set, allocationContext)), v.opens)
+		in := cat(uint32(3), option(8, nil), option(10, metaData(v.set, nbdwire.AllocationContext)), v.opens)
 		n, err := runHandshake(&script{in: bytes.NewReader(in)}, twoExports(t), nil)
 		if err != nil || n.allocation != v.wanted {
 			t.Errorf("%s: in force %t, error %v", v.name, n.allocation, err)
@@ -126,7 +128,7 @@ func TestMetaContexts_OfTheExportThatIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "a"} {
-		n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("", allocationContext)), option(6, goData(name))))}, f, nil)
+		n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("", nbdwire.AllocationContext)), option(6, goData(name))))}, f, nil)
 		if err != nil || !n.allocation {
 			t.Errorf("empty name: %+v, error %v", n, err)
 		}
@@ -139,7 +141,7 @@ func TestMetaContexts_SmallSlots(t *testing.T) {
 	must(t, "add device", f.AddDevice(t.Context(), spec{
 		Name: "a", Limits: testLimits(1 << 20), Arena: make([]byte, 4096), SlotSize: 2048, Slots: 2,
 	}))
-	in := inForce(option(9, metaData("a")), option(10, metaData("a", allocationContext)))
+	in := inForce(option(9, metaData("a")), option(10, metaData("a", nbdwire.AllocationContext)))
 	s := &script{in: bytes.NewReader(in)}
 	n, err := runHandshake(s, f, nil)
 	if want := cat(greeting, optReply(8, 1), optReply(9, 1), optReply(10, 1)); !bytes.HasPrefix(s.out.Bytes(), want) {
@@ -158,7 +160,7 @@ func TestMetaContexts_OfARemovedDevice(t *testing.T) {
 	must(t, "remove", f.RemoveDevice(t.Context(), 0, false))
 	must(t, "add again", f.AddDevice(t.Context(), spec{Name: "a", Limits: *old.limits.Load(), Arena: old.arena, SlotSize: old.slotSize, Slots: 1}))
 	c := &replaced{catalogue: f, first: old}
-	n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("a", allocationContext))))}, c, nil)
+	n, err := runHandshake(&script{in: bytes.NewReader(inForce(option(10, metaData("a", nbdwire.AllocationContext))))}, c, nil)
 	if err != nil || n.allocation {
 		t.Errorf("%+v, error %v", n, err)
 	}

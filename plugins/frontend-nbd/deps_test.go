@@ -16,7 +16,7 @@ func TestImports(t *testing.T) {
 	const sdk = "github.com/rnbd-go/rnbd/modules/rnbd-sdk/"
 	for _, path := range strings.Fields(string(out)) {
 		switch path {
-		case sdk + "access", sdk + "blk", sdk + "blockdev", sdk + "extents", sdk + "shm", sdk + "pump", sdk + "plugin", sdk + "selfstats", sdk + "sockpair", sdk + "tally", "golang.org/x/sys/unix",
+		case sdk + "access", sdk + "blk", sdk + "blockdev", sdk + "extents", sdk + "nbdwire", sdk + "shm", sdk + "pump", sdk + "plugin", sdk + "selfstats", sdk + "sockpair", sdk + "tally", "golang.org/x/sys/unix",
 			"github.com/mdlayher/genetlink", "github.com/mdlayher/netlink":
 			continue
 		}

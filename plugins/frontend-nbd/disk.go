@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -239,7 +240,7 @@ func (d *kernelDisk) connectDisk(n int) error {
 	c := d.config
 	c.sockets = theirs
 	if d.conns == 1 {
-		c.flags &^= txCanMultiConn
+		c.flags &^= nbdwire.CanMultiConn
 	}
 	index, err := d.kernel.sendCommand(nlConnect, &c)
 	if err == nil && index < 0 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // leaveBehind connects a client, has it send a write of block 16 that the device
@@ -56,15 +57,15 @@ func TestEnded_WritesAreNotOvertaken(t *testing.T) {
 		buf      []byte
 		wantByte byte
 	}{
-		{"write", cmdWrite, sentAt, 4096, full, 2},
-		{"write around it", cmdWrite, sentAt - 512, 512 + 4096 + 512, bytes.Repeat([]byte{2}, 5120), 2},
-		{"write of its last block", cmdWrite, sentAt + 3584, 512, full[:512], 2},
-		{"write of a part of a block", cmdWrite, sentAt + 10, 20, full[:20], 2},
-		{"write zeroes", cmdWriteZeroes, sentAt, 4096, nil, 0},
-		{"write zeroes to a part of a block", cmdWriteZeroes, sentAt + 600, 10, nil, 0},
-		{"trim", cmdTrim, sentAt, 4096, nil, 0},
-		{"read", cmdRead, sentAt, 4096, make([]byte, 4096), 1},
-		{"read of a part of a block", cmdRead, sentAt + 700, 8, make([]byte, 8), 1},
+		{"write", nbdwire.CmdWrite, sentAt, 4096, full, 2},
+		{"write around it", nbdwire.CmdWrite, sentAt - 512, 512 + 4096 + 512, bytes.Repeat([]byte{2}, 5120), 2},
+		{"write of its last block", nbdwire.CmdWrite, sentAt + 3584, 512, full[:512], 2},
+		{"write of a part of a block", nbdwire.CmdWrite, sentAt + 10, 20, full[:20], 2},
+		{"write zeroes", nbdwire.CmdWriteZeroes, sentAt, 4096, nil, 0},
+		{"write zeroes to a part of a block", nbdwire.CmdWriteZeroes, sentAt + 600, 10, nil, 0},
+		{"trim", nbdwire.CmdTrim, sentAt, 4096, nil, 0},
+		{"read", nbdwire.CmdRead, sentAt, 4096, make([]byte, 4096), 1},
+		{"read of a part of a block", nbdwire.CmdRead, sentAt + 700, 8, make([]byte, 8), 1},
 	} {
 		for queues, where := range map[int]string{1: "one queue", 2: "two queues"} {
 			t.Run(c.name+", "+where, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestEnded_WritesAreNotOvertaken(t *testing.T) {
 					t.Fatal(code, err)
 				}
 				got := r.disks[0].at(c.at, c.n)
-				if c.cmd == cmdRead {
+				if c.cmd == nbdwire.CmdRead {
 					got = c.buf
 				}
 				if want := bytes.Repeat([]byte{c.wantByte}, c.n); !bytes.Equal(got, want) {
@@ -95,11 +96,11 @@ func TestEnded_PartOfABlockIsNotOvertaken(t *testing.T) {
 	e := r.f.exportAt(0)
 	r.hosts[0].hold.Store(true)
 	c := dial(t, "unix", r.addr, "disk0", false)
-	c.conn.Write(append(command(cmdWrite, 0, 1, sentAt+8, 16), make([]byte, 16)...))
+	c.conn.Write(append(command(nbdwire.CmdWrite, 0, 1, sentAt+8, 16), make([]byte, 16)...))
 	eventually(t, "the device has its read", func() bool { return e.claims.active.Load() == 1 })
 	c.conn.Close()
 	next := r.connect(false)
-	call := next.start(cmdRead, 0, sentAt, 512, make([]byte, 512))
+	call := next.start(nbdwire.CmdRead, 0, sentAt, 512, make([]byte, 512))
 	r.awaitWaiting(call)
 	r.release()
 	if code, err := call.wait(); code != 0 || err != nil {
@@ -114,7 +115,7 @@ func TestEnded_OthersDoNotWait(t *testing.T) {
 	next := r.connect(false)
 	for _, code := range []uint32{
 		next.write(sentAt-512, make([]byte, 512)), next.write(sentAt+4096, make([]byte, 512)),
-		next.write(sentAt+4096+100, make([]byte, 8)), next.read(0, make([]byte, 4096)), next.do(cmdFlush, 0, 0, 0, nil),
+		next.write(sentAt+4096+100, make([]byte, 8)), next.read(0, make([]byte, 4096)), next.do(nbdwire.CmdFlush, 0, 0, 0, nil),
 	} {
 		if code != 0 {
 			t.Errorf("error %d", code)
@@ -132,7 +133,7 @@ func TestEnded_UnreadWritesAreNotOvertaken(t *testing.T) {
 	c := dial(t, "unix", r.addr, "disk0", false)
 	const ahead = 12 // more than there are slots
 	for i := range ahead {
-		c.conn.Write(append(command(cmdWrite, 0, uint64(i), uint64(i)<<16, 512), make([]byte, 512)...))
+		c.conn.Write(append(command(nbdwire.CmdWrite, 0, uint64(i), uint64(i)<<16, 512), make([]byte, 512)...))
 	}
 	write4K(t, c.conn, 1)
 	eventually(t, "no slot is left for it", func() (stalled bool) {
@@ -141,7 +142,7 @@ func TestEnded_UnreadWritesAreNotOvertaken(t *testing.T) {
 	})
 	c.conn.Close()
 	next := r.connect(false)
-	call := next.start(cmdWrite, 0, sentAt, 4096, bytes.Repeat([]byte{2}, 4096))
+	call := next.start(nbdwire.CmdWrite, 0, sentAt, 4096, bytes.Repeat([]byte{2}, 4096))
 	eventually(t, "the request waits or is with the device", func() (seen bool) {
 		r.onQueue(1, func(q *queue) { seen = len(q.conns) == 1 && (q.conns[0].stalled || q.stats.requests.Load() > 0) })
 		return seen
@@ -165,7 +166,7 @@ func TestEnded_HandOverWaits(t *testing.T) {
 	r := newRig(t, rigConfig{queues: 2})
 	r.leaveBehind()
 	next := r.connect(false)
-	call := next.start(cmdWrite, 0, sentAt, 4096, bytes.Repeat([]byte{2}, 4096))
+	call := next.start(nbdwire.CmdWrite, 0, sentAt, 4096, bytes.Repeat([]byte{2}, 4096))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, _, err := r.f.ReleaseConnections(ctx); !errors.Is(err, blk.EBUSY) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -57,8 +58,8 @@ func newExport(s plugin.DeviceSpec) (*export, error) {
 func checkSpec(s *plugin.DeviceSpec) error {
 	bs := s.Limits.LogicalBlockSize
 	switch {
-	case len(s.Name) == 0 || len(s.Name) > maxName:
-		return fmt.Errorf("name of %d bytes, want 1 to %d: %w", len(s.Name), maxName, blk.EINVAL)
+	case len(s.Name) == 0 || len(s.Name) > nbdwire.MaxName:
+		return fmt.Errorf("name of %d bytes, want 1 to %d: %w", len(s.Name), nbdwire.MaxName, blk.EINVAL)
 	case bs < blk.SectorSize || bits.OnesCount32(bs) != 1:
 		return fmt.Errorf("logical block size %d: %w", bs, blk.EINVAL)
 	case s.Slots < 1 || s.SlotSize < int(bs):

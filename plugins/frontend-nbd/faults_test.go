@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -27,7 +28,7 @@ func TestGarbageEndsThatConnectionOnly(t *testing.T) {
 	good := r.connect(false)
 	for _, garbage := range [][]byte{
 		bytes.Repeat([]byte("garbage!"), 100),
-		append(command(cmdFlush, 0, 1, 0, 0)[:3], make([]byte, 40)...),
+		append(command(nbdwire.CmdFlush, 0, 1, 0, 0)[:3], make([]byte, 40)...),
 	} {
 		c := dial(t, "unix", r.addr, "disk0", false)
 		c.conn.Write(garbage)
@@ -44,14 +45,14 @@ func TestDisconnectInTheMiddle(t *testing.T) {
 		name string
 		send []byte
 	}{
-		{"of a header", command(cmdWrite, 0, 1, 0, 4096)[:20]},
-		{"of a small payload", append(command(cmdWrite, 0, 1, 0, 4096), make([]byte, 1000)...)},
-		{"of a large payload", append(command(cmdWrite, 0, 1, 0, 1<<20), make([]byte, 300000)...)},
-		{"of a partial block", append(command(cmdWrite, 0, 1, 7, 100), make([]byte, 50)...)},
-		{"of a refused payload", append(command(cmdWrite, 0, 1, 1<<40, 1<<20), make([]byte, 300000)...)},
+		{"of a header", command(nbdwire.CmdWrite, 0, 1, 0, 4096)[:20]},
+		{"of a small payload", append(command(nbdwire.CmdWrite, 0, 1, 0, 4096), make([]byte, 1000)...)},
+		{"of a large payload", append(command(nbdwire.CmdWrite, 0, 1, 0, 1<<20), make([]byte, 300000)...)},
+		{"of a partial block", append(command(nbdwire.CmdWrite, 0, 1, 7, 100), make([]byte, 50)...)},
+		{"of a refused payload", append(command(nbdwire.CmdWrite, 0, 1, 1<<40, 1<<20), make([]byte, 300000)...)},
 		{"of nothing", nil},
-		{"after a request", append(command(cmdWrite, 0, 1, 0, 64<<10), make([]byte, 64<<10)...)},
-		{"after DISC", command(cmdDisc, 0, 0, 0, 0)},
+		{"after a request", append(command(nbdwire.CmdWrite, 0, 1, 0, 64<<10), make([]byte, 64<<10)...)},
+		{"after DISC", command(nbdwire.CmdDisc, 0, 0, 0, 0)},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			r := newRig(t, rigConfig{slots: 8, seed: 1})
@@ -71,7 +72,7 @@ func TestDisconnectWithRequestsAtTheDevice(t *testing.T) {
 	r.hosts[0].hold.Store(true)
 	c := dial(t, "unix", r.addr, "disk0", false)
 	for i := range 6 {
-		c.conn.Write(command(cmdRead, 0, uint64(i), 0, 4096))
+		c.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 4096))
 	}
 	eventually(t, "slots are taken", func() bool { return !r.free(0) })
 	c.conn.Close()
@@ -93,16 +94,16 @@ func TestOutstandingRequestsAreAnsweredBeforeTheEnd(t *testing.T) {
 			r := newRig(t, rigConfig{})
 			r.hosts[0].hold.Store(true)
 			c := dial(t, "unix", r.addr, "disk0", false)
-			c.conn.Write(command(cmdRead, 0, 1, 0, 1024))
+			c.conn.Write(command(nbdwire.CmdRead, 0, 1, 0, 1024))
 			if disc {
-				c.conn.Write(command(cmdDisc, 0, 0, 0, 0))
+				c.conn.Write(command(nbdwire.CmdDisc, 0, 0, 0, 0))
 			} else {
 				c.conn.(interface{ CloseWrite() error }).CloseWrite()
 			}
 			time.Sleep(10 * time.Millisecond)
 			r.hosts[0].hold.Store(false)
 			c.conn.SetReadDeadline(time.Now().Add(5 * time.Second))
-			if b, err := io.ReadAll(c.conn); err != nil || len(b) != simpleSize+1024 {
+			if b, err := io.ReadAll(c.conn); err != nil || len(b) != nbdwire.SimpleSize+1024 {
 				t.Errorf("%d bytes, error %v", len(b), err)
 			}
 		})
@@ -117,13 +118,13 @@ func TestSlowReaderDoesNotStallOthers(t *testing.T) {
 		slow := dial(t, "unix", r.addr, "disk0", structured)
 		slow.conn.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 		for i := range 200 {
-			if _, err := slow.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
+			if _, err := slow.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
 				break
 			}
 		}
 		big := dial(t, "unix", r.addr, "disk0", false) // gathers, and does not listen either
 		for i := range 3 {
-			big.conn.Write(command(cmdRead, 0, uint64(i), 0, 512<<10))
+			big.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 512<<10))
 		}
 		c := r.connect(false)
 		for i := range 50 {
@@ -155,7 +156,7 @@ func TestClientsThatHoldEverySlotAreClosed(t *testing.T) {
 	for _, c := range slow {
 		go func() {
 			for i := range 16 {
-				c.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20))
+				c.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 1<<20))
 			}
 		}()
 	}
@@ -174,7 +175,7 @@ func TestClientsThatHoldEverySlotAreClosed(t *testing.T) {
 func TestSlowWriterHoldsOneSlot(t *testing.T) {
 	r := newRig(t, rigConfig{slots: 8, slotSize: 4096})
 	slow := dial(t, "unix", r.addr, "disk0", false)
-	slow.conn.Write(append(command(cmdWrite, 0, 1, 0, 1<<20), make([]byte, 100)...))
+	slow.conn.Write(append(command(nbdwire.CmdWrite, 0, 1, 0, 1<<20), make([]byte, 100)...))
 	c := r.connect(false)
 	if code := c.write(1<<20, make([]byte, 300000)); code != 0 {
 		t.Error(code)
@@ -202,21 +203,21 @@ func TestDurability(t *testing.T) {
 		flags  uint16
 		want   string // operations at the device
 	}{
-		{"write", cached, cmdWrite, 0, "write "},
-		{"write with FUA", cached, cmdWrite, cmdFlagFUA, "write+fua "},
-		{"write with FUA where the device has none", noFUA, cmdWrite, cmdFlagFUA, "write flush "},
-		{"write with FUA without a cache", noCache, cmdWrite, cmdFlagFUA, "write "},
-		{"flush", cached, cmdFlush, 0, "flush "},
-		{"write zeroes", cached, cmdWriteZeroes, 0, "write-zeroes "},
-		{"write zeroes with FUA, allocated", cached, cmdWriteZeroes, cmdFlagFUA | cmdFlagNoHole, "write-zeroes+fua+nounmap "},
-		{"trim", cached, cmdTrim, 0, "discard "},
-		{"trim with FUA", cached, cmdTrim, cmdFlagFUA, "discard flush "},
+		{"write", cached, nbdwire.CmdWrite, 0, "write "},
+		{"write with FUA", cached, nbdwire.CmdWrite, nbdwire.CmdFlagFUA, "write+fua "},
+		{"write with FUA where the device has none", noFUA, nbdwire.CmdWrite, nbdwire.CmdFlagFUA, "write flush "},
+		{"write with FUA without a cache", noCache, nbdwire.CmdWrite, nbdwire.CmdFlagFUA, "write "},
+		{"flush", cached, nbdwire.CmdFlush, 0, "flush "},
+		{"write zeroes", cached, nbdwire.CmdWriteZeroes, 0, "write-zeroes "},
+		{"write zeroes with FUA, allocated", cached, nbdwire.CmdWriteZeroes, nbdwire.CmdFlagFUA | nbdwire.CmdFlagNoHole, "write-zeroes+fua+nounmap "},
+		{"trim", cached, nbdwire.CmdTrim, 0, "discard "},
+		{"trim with FUA", cached, nbdwire.CmdTrim, nbdwire.CmdFlagFUA, "discard flush "},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			r := newRig(t, rigConfig{limits: v.limits})
 			r.disks[0].with(func() { r.disks[0].keep = true })
 			n := 4096
-			if v.cmd == cmdFlush {
+			if v.cmd == nbdwire.CmdFlush {
 				n = 0
 			}
 			if code := r.connect(false).do(v.cmd, v.flags, 0, n, make([]byte, n)); code != 0 {
@@ -250,7 +251,7 @@ func TestEmulatedFUAFlushesOnceAtTheEnd(t *testing.T) {
 	l.FUA = false
 	r := newRig(t, rigConfig{limits: l, slots: 5, slotSize: 4096, seed: 8})
 	r.disks[0].with(func() { r.disks[0].keep = true })
-	if code := r.connect(true).do(cmdWrite, cmdFlagFUA, 100, 60000, make([]byte, 60000)); code != 0 {
+	if code := r.connect(true).do(nbdwire.CmdWrite, nbdwire.CmdFlagFUA, 100, 60000, make([]byte, 60000)); code != 0 {
 		t.Fatal(code)
 	}
 	log := r.disks[0].requests()
@@ -266,7 +267,7 @@ func TestFlushCoversOtherConnections(t *testing.T) {
 	r.disks[0].with(func() { r.disks[0].keep = true })
 	a, b := r.connect(false), r.connect(false)
 	for i := range 50 {
-		if a.write(uint64(i*4096), make([]byte, 4096)) != 0 || b.do(cmdFlush, 0, 0, 0, nil) != 0 {
+		if a.write(uint64(i*4096), make([]byte, 4096)) != 0 || b.do(nbdwire.CmdFlush, 0, 0, 0, nil) != 0 {
 			t.Fatal("error")
 		}
 	}
@@ -305,7 +306,7 @@ func TestRemoveDevice(t *testing.T) {
 	for _, h := range r.hosts {
 		h.hold.Store(true)
 	}
-	inFlight := c.start(cmdRead, 0, 0, 4096, make([]byte, 4096))
+	inFlight := c.start(nbdwire.CmdRead, 0, 0, 4096, make([]byte, 4096))
 	eventually(t, "slot is taken", func() bool { return !r.free(0) })
 
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -390,7 +391,7 @@ func TestRingSmallerThanSlots(t *testing.T) {
 	c := r.connect(false)
 	var calls []*call
 	for i := range 40 {
-		calls = append(calls, c.start(cmdRead, 0, uint64(i)*4096, 4096, make([]byte, 4096)))
+		calls = append(calls, c.start(nbdwire.CmdRead, 0, uint64(i)*4096, 4096, make([]byte, 4096)))
 	}
 	r.hosts[0].hold.Store(false)
 	for _, p := range calls {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -129,7 +130,7 @@ func (c *conn) exportState() (s handedState, bytes []byte, err error) {
 	if c.user != nil {
 		s.Listener = c.user.listener
 	}
-	size := c.w - c.r + requestSize
+	size := c.w - c.r + nbdwire.RequestSize
 	if c.handed != nil {
 		size += len(c.handed.received) + len(c.handed.unsent)
 		s.Errno, s.Headed = uint32(c.handed.errno), c.handed.headed
@@ -198,22 +199,22 @@ func (r *request) missingPayload(fill *op) []byte {
 	case r.first != nil: // not queued yet
 		start = r.first.off + uint64(r.first.skip)
 	}
-	kinds := map[blk.Op]uint16{blk.Read: cmdRead, blk.Write: cmdWrite, blk.Flush: cmdFlush, blk.Discard: cmdTrim, blk.WriteZeroes: cmdWriteZeroes, blk.Extents: cmdBlockStatus}
+	kinds := map[blk.Op]uint16{blk.Read: nbdwire.CmdRead, blk.Write: nbdwire.CmdWrite, blk.Flush: nbdwire.CmdFlush, blk.Discard: nbdwire.CmdTrim, blk.WriteZeroes: nbdwire.CmdWriteZeroes, blk.Extents: nbdwire.CmdBlockStatus}
 	var flags uint16
 	if r.flags&blk.FUA != 0 || r.flushAfter {
-		flags |= cmdFlagFUA
+		flags |= nbdwire.CmdFlagFUA
 	}
 	if r.flags&blk.NoUnmap != 0 {
-		flags |= cmdFlagNoHole
+		flags |= nbdwire.CmdFlagNoHole
 	}
 	if r.one {
-		flags |= cmdFlagReqOne
+		flags |= nbdwire.CmdFlagReqOne
 	}
 	length := r.end - start
 	if r.op == blk.Flush {
 		start, length = 0, 0
 	}
-	b := binary.BigEndian.AppendUint32(nil, magicRequest)
+	b := binary.BigEndian.AppendUint32(nil, nbdwire.MagicRequest)
 	b = binary.BigEndian.AppendUint16(b, flags)
 	b = binary.BigEndian.AppendUint16(b, kinds[r.op])
 	b = binary.BigEndian.AppendUint64(b, r.cookie)
@@ -266,7 +267,7 @@ func unwrapConn(c *plugin.Connection) (s handedState, h *handedConn, err error) 
 		return s, nil, fmt.Errorf("a connection has a metadata context without structured replies: %w", unix.EPROTO)
 	case len(c.FDs) != want:
 		return s, nil, fmt.Errorf("%d descriptors of a connection, want %d: %w", len(c.FDs), want, unix.EPROTO)
-	case s.Errno > math.MaxUint16 || (s.Errno != 0 || s.Headed) && s.Received < requestSize:
+	case s.Errno > math.MaxUint16 || (s.Errno != 0 || s.Headed) && s.Received < nbdwire.RequestSize:
 		return s, nil, fmt.Errorf("state %q of a command that is not there: %w", c.State, unix.EPROTO)
 	}
 	if err := isStream(c.FDs[0]); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -53,7 +54,7 @@ func TestHanded_ContextIsLost(t *testing.T) {
 				all[0].State = []byte(strings.Replace(string(all[0].State), key, "", 1))
 			}
 			serve(t, to, all)
-			if code := c.do(cmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
+			if code := c.do(nbdwire.CmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
 				t.Errorf("code %d", code)
 			}
 			if code := c.read(0, make([]byte, 512)); code != 0 {
@@ -70,7 +71,7 @@ func TestHanded_NoContext(t *testing.T) {
 	serve(t, r, []plugin.Connection{{Device: "disk0", State: []byte(`{"version":1,"structured":true}`), FDs: []int{sock}}})
 	c := &client{t: t, conn: peer, pending: map[uint64]*call{}}
 	t.Cleanup(func() { peer.Close() })
-	if code := running(c).do(cmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
+	if code := running(c).do(nbdwire.CmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
 		t.Errorf("code %d", code)
 	}
 }
@@ -84,7 +85,7 @@ func TestHanded_BlockStatusHangs(t *testing.T) {
 		<-block
 		return puts(hole(512))(e, b)
 	})
-	p := c.start(cmdBlockStatus, 0, 0, 512, nil)
+	p := c.start(nbdwire.CmdBlockStatus, 0, 0, 512, nil)
 	r.awaitInDevice()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -99,11 +100,11 @@ func TestHanded_BlockStatusHangs(t *testing.T) {
 
 // A block status that waits for a slot is left as the command that it was.
 func TestHanded_BlockStatusWithoutSlot(t *testing.T) {
-	for _, flags := range []uint16{0, cmdFlagReqOne} {
+	for _, flags := range []uint16{0, nbdwire.CmdFlagReqOne} {
 		b := newBench(t, 1, 4096, true)
 		b.h.hold.Store(true)
-		b.peer.Write(command(cmdRead, 0, 1, 0, 512))
-		b.peer.Write(command(cmdBlockStatus, flags, 2, 100, 5000))
+		b.peer.Write(command(nbdwire.CmdRead, 0, 1, 0, 512))
+		b.peer.Write(command(nbdwire.CmdBlockStatus, flags, 2, 100, 5000))
 		b.settle()
 		if b.c.cur == nil || b.c.cur.op != blk.Extents {
 			t.Fatalf("flags %d: it does not wait", flags)
@@ -112,7 +113,7 @@ func TestHanded_BlockStatusWithoutSlot(t *testing.T) {
 		b.h.hold.Store(false)
 		b.settle()
 		s, left, err := b.c.exportState()
-		if want := command(cmdBlockStatus, flags, 2, 100, 5000); err != nil || b.c.inDevice() != 0 || !bytes.Equal(left[:s.Received], want) {
+		if want := command(nbdwire.CmdBlockStatus, flags, 2, 100, 5000); err != nil || b.c.inDevice() != 0 || !bytes.Equal(left[:s.Received], want) {
 			t.Errorf("% x is left, want % x, error %v", left, want, err)
 		}
 	}
@@ -137,7 +138,7 @@ func TestHanded_BlockStatusUnsent(t *testing.T) {
 	for i := range 700 { // more than the socket's buffers take, in one piece
 		p := &call{off: uint64(i % 512), n: 1<<20 - i%512, done: make(chan struct{})}
 		c.pending[uint64(i)] = p
-		calls, all = append(calls, p), append(all, command(cmdBlockStatus, 0, uint64(i), p.off, uint32(p.n))...)
+		calls, all = append(calls, p), append(all, command(nbdwire.CmdBlockStatus, 0, uint64(i), p.off, uint32(p.n))...)
 	}
 	c.must(c.conn.Write(all))
 	for range 4 {

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // The negotiation, in the order of the wire: greeting, client flags, options
@@ -108,9 +109,9 @@ func (n *negotiation) closeOpened() {
 
 func (n *negotiation) sendGreeting() error {
 	var b [18]byte
-	binary.BigEndian.PutUint64(b[:], magicServer)
-	binary.BigEndian.PutUint64(b[8:], magicOption)
-	binary.BigEndian.PutUint16(b[16:], flagFixedNewstyle|flagNoZeroes)
+	binary.BigEndian.PutUint64(b[:], nbdwire.MagicServer)
+	binary.BigEndian.PutUint64(b[8:], nbdwire.MagicOption)
+	binary.BigEndian.PutUint16(b[16:], nbdwire.FlagFixedNewstyle|nbdwire.FlagNoZeroes)
 	if _, err := n.rw.Write(b[:]); err != nil {
 		return fmt.Errorf("send greeting: %w", err)
 	}
@@ -118,28 +119,28 @@ func (n *negotiation) sendGreeting() error {
 		return fmt.Errorf("read client flags: %w", err)
 	}
 	flags := binary.BigEndian.Uint32(b[:])
-	if flags&^(flagFixedNewstyle|flagNoZeroes) != 0 {
+	if flags&^(nbdwire.FlagFixedNewstyle|nbdwire.FlagNoZeroes) != 0 {
 		return fmt.Errorf("unknown client flags %#x", flags)
 	}
-	n.fixed = flags&flagFixedNewstyle != 0
-	n.noZeroes = flags&flagNoZeroes != 0
+	n.fixed = flags&nbdwire.FlagFixedNewstyle != 0
+	n.noZeroes = flags&nbdwire.FlagNoZeroes != 0
 	return nil
 }
 
 // onOption reads one option and answers it.
 func (n *negotiation) onOption() error {
-	var h [optionSize]byte
+	var h [nbdwire.OptionSize]byte
 	if _, err := io.ReadFull(n.rw, h[:]); err != nil {
 		return fmt.Errorf("read option: %w", err)
 	}
-	if m := binary.BigEndian.Uint64(h[:]); m != magicOption {
+	if m := binary.BigEndian.Uint64(h[:]); m != nbdwire.MagicOption {
 		return fmt.Errorf("wrong option magic %#x", m)
 	}
 	opt, length := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
 	if length > maxOption {
 		return fmt.Errorf("option %d has %d bytes of data, at most %d are accepted", opt, length, maxOption)
 	}
-	if opt != optExportName && !n.fixed {
+	if opt != nbdwire.OptExportName && !n.fixed {
 		return fmt.Errorf("option %d from a client that does not speak fixed newstyle", opt)
 	}
 	data := make([]byte, length)
@@ -150,35 +151,35 @@ func (n *negotiation) onOption() error {
 }
 
 func (n *negotiation) answerOption(opt uint32, data []byte) error {
-	if n.secure.tlsRequired() && n.tls == nil && opt != optStartTLS && opt != optAbort {
+	if n.secure.tlsRequired() && n.tls == nil && opt != nbdwire.OptStartTLS && opt != nbdwire.OptAbort {
 		return n.refuseOption(opt)
 	}
 	switch opt {
-	case optStartTLS:
+	case nbdwire.OptStartTLS:
 		return n.onStartTLS(data)
-	case optExportName:
+	case nbdwire.OptExportName:
 		return n.onExportName(string(data))
-	case optAbort:
-		if err := n.sendReply(opt, repAck, nil); err != nil {
+	case nbdwire.OptAbort:
+		if err := n.sendReply(opt, nbdwire.RepAck, nil); err != nil {
 			return err
 		}
 		return errAborted
-	case optList:
+	case nbdwire.OptList:
 		return n.onList(data)
-	case optInfo, optGo:
+	case nbdwire.OptInfo, nbdwire.OptGo:
 		return n.onGo(opt, data)
-	case optStructuredReply:
+	case nbdwire.OptStructuredReply:
 		return n.onStructuredReply(data)
-	case optListMetaContext, optSetMetaContext:
+	case nbdwire.OptListMetaContext, nbdwire.OptSetMetaContext:
 		return n.onMetaContext(opt, data)
 	}
-	return n.sendReply(opt, repErrUnsup, nil)
+	return n.sendReply(opt, nbdwire.RepErrUnsup, nil)
 }
 
 // onExportName starts the transmission; it has no way to answer an error but
 // to close the connection.
 func (n *negotiation) onExportName(name string) error {
-	if len(name) > maxName {
+	if len(name) > nbdwire.MaxName {
 		return fmt.Errorf("export name of %d bytes", len(name))
 	}
 	exp, err := n.exports.openExport(name)
@@ -203,43 +204,43 @@ func (n *negotiation) onExportName(name string) error {
 func (n *negotiation) exportGeometry(exp *export) (size uint64, flags uint16) {
 	size, flags = exp.geometry()
 	if n.readOnly {
-		flags |= txReadOnly
+		flags |= nbdwire.ReadOnly
 	}
 	return size, flags
 }
 
 func (n *negotiation) onList(data []byte) error {
 	if len(data) != 0 {
-		return n.sendReply(optList, repErrInvalid, nil)
+		return n.sendReply(nbdwire.OptList, nbdwire.RepErrInvalid, nil)
 	}
 	var out []byte
 	for _, name := range n.exports.exportNames() {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(name)))
-		out = appendReply(out, optList, repServer, append(b, name...))
+		out = appendReply(out, nbdwire.OptList, nbdwire.RepServer, append(b, name...))
 	}
-	return n.sendInfo(optList, appendReply(out, optList, repAck, nil))
+	return n.sendInfo(nbdwire.OptList, appendReply(out, nbdwire.OptList, nbdwire.RepAck, nil))
 }
 
 func (n *negotiation) onStructuredReply(data []byte) error {
 	if len(data) != 0 {
-		return n.sendReply(optStructuredReply, repErrInvalid, nil)
+		return n.sendReply(nbdwire.OptStructuredReply, nbdwire.RepErrInvalid, nil)
 	}
 	n.structured = true
-	return n.sendReply(optStructuredReply, repAck, nil)
+	return n.sendReply(nbdwire.OptStructuredReply, nbdwire.RepAck, nil)
 }
 
 // onGo answers INFO and GO. Only GO starts the transmission.
 func (n *negotiation) onGo(opt uint32, data []byte) error {
 	name, infos, ok := parseGo(data)
 	if !ok {
-		return n.sendReply(opt, repErrInvalid, nil)
+		return n.sendReply(opt, nbdwire.RepErrInvalid, nil)
 	}
-	if len(name) > maxName {
-		return n.sendReply(opt, repErrTooBig, nil)
+	if len(name) > nbdwire.MaxName {
+		return n.sendReply(opt, nbdwire.RepErrTooBig, nil)
 	}
 	exp, err := n.chooseExport(opt, name)
 	if err != nil {
-		return n.sendReply(opt, repErrUnknown, []byte(err.Error()))
+		return n.sendReply(opt, nbdwire.RepErrUnknown, []byte(err.Error()))
 	}
 	size, flags := n.exportGeometry(exp)
 	return n.sendInfo(opt, appendExport(nil, opt, exp, size, flags, infos))
@@ -247,7 +248,7 @@ func (n *negotiation) onGo(opt uint32, data []byte) error {
 
 // chooseExport finds the export, and opens it when the transmission is to start.
 func (n *negotiation) chooseExport(opt uint32, name string) (*export, error) {
-	if opt == optInfo {
+	if opt == nbdwire.OptInfo {
 		return n.exports.findExport(name)
 	}
 	exp, err := n.exports.openExport(name)
@@ -277,28 +278,28 @@ func parseGo(data []byte) (name string, infos []byte, ok bool) {
 // appendExport appends the answers to INFO or GO. Block sizes are told
 // whether asked for or not, a name only when asked for.
 func appendExport(out []byte, opt uint32, exp *export, size uint64, flags uint16, infos []byte) []byte {
-	b := binary.BigEndian.AppendUint16(nil, infoExport)
+	b := binary.BigEndian.AppendUint16(nil, nbdwire.InfoExport)
 	b = binary.BigEndian.AppendUint64(b, size)
 	b = binary.BigEndian.AppendUint16(b, flags)
-	out = appendReply(out, opt, repInfo, b)
+	out = appendReply(out, opt, nbdwire.RepInfo, b)
 
 	for ; len(infos) > 0; infos = infos[2:] {
-		if binary.BigEndian.Uint16(infos) == infoName {
-			b = binary.BigEndian.AppendUint16(nil, infoName)
-			out = appendReply(out, opt, repInfo, append(b, exp.name...))
+		if binary.BigEndian.Uint16(infos) == nbdwire.InfoName {
+			b = binary.BigEndian.AppendUint16(nil, nbdwire.InfoName)
+			out = appendReply(out, opt, nbdwire.RepInfo, append(b, exp.name...))
 			break
 		}
 	}
-	b = binary.BigEndian.AppendUint16(nil, infoBlockSize)
+	b = binary.BigEndian.AppendUint16(nil, nbdwire.InfoBlockSize)
 	b = binary.BigEndian.AppendUint32(b, exp.minBlock())
 	b = binary.BigEndian.AppendUint32(b, max(preferredSize, exp.minBlock()))
-	b = binary.BigEndian.AppendUint32(b, maxPayload)
-	out = appendReply(out, opt, repInfo, b)
-	return appendReply(out, opt, repAck, nil)
+	b = binary.BigEndian.AppendUint32(b, nbdwire.MaxPayload)
+	out = appendReply(out, opt, nbdwire.RepInfo, b)
+	return appendReply(out, opt, nbdwire.RepAck, nil)
 }
 
 func appendReply(out []byte, opt, kind uint32, data []byte) []byte {
-	out = binary.BigEndian.AppendUint64(out, magicOptReply)
+	out = binary.BigEndian.AppendUint64(out, nbdwire.MagicOptionReply)
 	out = binary.BigEndian.AppendUint32(out, opt)
 	out = binary.BigEndian.AppendUint32(out, kind)
 	out = binary.BigEndian.AppendUint32(out, uint32(len(data)))
@@ -320,18 +321,18 @@ func (n *negotiation) sendInfo(opt uint32, b []byte) error {
 // All connections reach one device and nothing is cached on the way, so a flush
 // on one connection covers the completed writes of all: CAN_MULTI_CONN is set.
 func transmissionFlags(l *blk.Limits) uint16 {
-	flags := uint16(txHasFlags | txSendFlush | txSendFUA | txCanMultiConn)
+	flags := uint16(nbdwire.HasFlags | nbdwire.SendFlush | nbdwire.SendFUA | nbdwire.CanMultiConn)
 	if l.ReadOnly {
-		flags |= txReadOnly
+		flags |= nbdwire.ReadOnly
 	}
 	if l.Rotational {
-		flags |= txRotational
+		flags |= nbdwire.Rotational
 	}
 	if l.MaxDiscard != 0 {
-		flags |= txSendTrim
+		flags |= nbdwire.SendTrim
 	}
 	if l.MaxWriteZeroes != 0 {
-		flags |= txSendWriteZeroes
+		flags |= nbdwire.SendWriteZeroes
 	}
 	return flags
 }

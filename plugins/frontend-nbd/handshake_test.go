@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -143,9 +144,9 @@ func TestNegotiation(t *testing.T) {
 			cat(optReply(7, bad), optReply(2, 1)), "", "aborted"},
 		{"GO with a name of 5000 bytes", cat(both, option(7, goData(strings.Repeat("n", 5000))), option(2, nil)),
 			cat(optReply(7, tooBig), optReply(2, 1)), "", "aborted"},
-		{"an option of more than 64 KiB", cat(both, uint64(magicOption), uint32(7), uint32(1<<16+1)), nil, "", "65537 bytes of data"},
-		{"an option of 4 GiB", cat(both, uint64(magicOption), uint32(1), uint32(1<<32-1)), nil, "", "bytes of data"},
-		{"wrong option magic", cat(both, uint64(magicOption+1), uint32(7), uint32(0)), nil, "", "wrong option magic"},
+		{"an option of more than 64 KiB", cat(both, uint64(nbdwire.MagicOption), uint32(7), uint32(1<<16+1)), nil, "", "65537 bytes of data"},
+		{"an option of 4 GiB", cat(both, uint64(nbdwire.MagicOption), uint32(1), uint32(1<<32-1)), nil, "", "bytes of data"},
+		{"wrong option magic", cat(both, uint64(nbdwire.MagicOption+1), uint32(7), uint32(0)), nil, "", "wrong option magic"},
 		{"unknown client flags", cat(uint32(4), option(7, goData("a"))), nil, "", "unknown client flags 0x4"},
 		{"GO without fixed newstyle", cat(plain, option(7, goData("a"))), nil, "", "does not speak fixed newstyle"},
 		{"ABORT without fixed newstyle", cat(plain, option(2, nil)), nil, "", "does not speak fixed newstyle"},
@@ -153,7 +154,7 @@ func TestNegotiation(t *testing.T) {
 		{"half of the client flags", []byte{0, 0}, nil, "", "unexpected EOF"},
 		{"no option", cat(both), nil, "", "read option"},
 		{"half of an option", cat(both, option(7, nil)[:9]), nil, "", "unexpected EOF"},
-		{"an option without its data", cat(both, uint64(magicOption), uint32(7), uint32(8), "half"), nil, "", "unexpected EOF"},
+		{"an option without its data", cat(both, uint64(nbdwire.MagicOption), uint32(7), uint32(8), "half"), nil, "", "unexpected EOF"},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			f := twoExports(t)
@@ -200,7 +201,7 @@ func TestOptionFloodEnds(t *testing.T) {
 	if _, err := runHandshake(s, twoExports(t), nil); !errors.Is(err, errManyOptions) {
 		t.Errorf("error %v", err)
 	}
-	if left := s.in.Len(); left != 5*optionSize {
+	if left := s.in.Len(); left != 5*nbdwire.OptionSize {
 		t.Errorf("%d bytes are left", left)
 	}
 }
@@ -269,7 +270,7 @@ func FuzzNegotiation(f *testing.F) {
 	f.Add(cat(uint32(1), option(1, []byte("b"))))
 	f.Add(cat(uint32(3), option(3, nil), option(8, nil), option(6, goData("a")), option(7, goData("b"))))
 	f.Add(cat(uint32(3), option(10, goData("a")), option(2, nil)))
-	f.Add(cat(uint32(3), option(8, nil), option(9, metaData("a")), option(10, metaData("a", allocationContext)), option(7, goData("a"))))
+	f.Add(cat(uint32(3), option(8, nil), option(9, metaData("a")), option(10, metaData("a", nbdwire.AllocationContext)), option(7, goData("a"))))
 	f.Add(cat(uint32(3), option(8, nil), option(10, metaData("", "qemu:x", "base:")), option(9, metaData("b", "base:", "")), option(1, []byte("b"))))
 	f.Add(cat(uint32(3), option(8, nil), option(10, cat(uint32(1), "a", uint32(1<<32-1), uint32(1<<32-1))), option(7, goData("a"))))
 	front := twoExports(f)
@@ -296,7 +297,7 @@ func checkReplies(t *testing.T, b []byte, started bool) {
 		t.Fatalf("greeting % x", b)
 	}
 	b = b[len(greeting):]
-	for len(b) >= 20 && binary.BigEndian.Uint64(b) == magicOptReply {
+	for len(b) >= 20 && binary.BigEndian.Uint64(b) == nbdwire.MagicOptionReply {
 		n := binary.BigEndian.Uint32(b[16:])
 		if uint64(n) > uint64(len(b)-20) {
 			t.Fatalf("reply of %d bytes in a stream of %d", n, len(b))

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -48,7 +49,7 @@ const sentAt = 8192
 
 func write4K(t testing.TB, conn net.Conn, n byte) {
 	t.Helper()
-	if _, err := conn.Write(append(command(cmdWrite, 0, uint64(n), sentAt, 4096), bytes.Repeat([]byte{n}, 4096)...)); err != nil {
+	if _, err := conn.Write(append(command(nbdwire.CmdWrite, 0, uint64(n), sentAt, 4096), bytes.Repeat([]byte{n}, 4096)...)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -56,7 +57,7 @@ func write4K(t testing.TB, conn net.Conn, n byte) {
 func written(t *testing.T, conn net.Conn) {
 	t.Helper()
 	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-	reply := make([]byte, simpleSize)
+	reply := make([]byte, nbdwire.SimpleSize)
 	if _, err := io.ReadFull(conn, reply); err != nil || reply[7] != 0 {
 		t.Fatalf("reply % x, %v", reply, err)
 	}
@@ -65,7 +66,7 @@ func written(t *testing.T, conn net.Conn) {
 func TestKernelDisk_Several(t *testing.T) {
 	k := &fakeKernel{}
 	r := newSeveralRig(t, k)
-	if len(k.commands) != 1 || len(k.configs[0].sockets) != 2 || k.configs[0].flags&txCanMultiConn == 0 {
+	if len(k.commands) != 1 || len(k.configs[0].sockets) != 2 || k.configs[0].flags&nbdwire.CanMultiConn == 0 {
 		t.Fatalf("the kernel is told %d %+v", k.commands, k.configs)
 	}
 	kernelIO(t, k.conn(0), 1)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -188,12 +189,12 @@ func kernelIO(t *testing.T, conn net.Conn, n byte) {
 	t.Helper()
 	data := bytes.Repeat([]byte{n}, 4096)
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	conn.Write(append(command(cmdWrite, 0, 1, 8192, 4096), data...))
-	reply := make([]byte, simpleSize+4096)
-	if _, err := conn.Read(reply[:simpleSize]); err != nil || reply[7] != 0 {
-		t.Fatalf("write: % x, %v", reply[:simpleSize], err)
+	conn.Write(append(command(nbdwire.CmdWrite, 0, 1, 8192, 4096), data...))
+	reply := make([]byte, nbdwire.SimpleSize+4096)
+	if _, err := conn.Read(reply[:nbdwire.SimpleSize]); err != nil || reply[7] != 0 {
+		t.Fatalf("write: % x, %v", reply[:nbdwire.SimpleSize], err)
 	}
-	conn.Write(command(cmdRead, 0, 2, 8192, 4096))
+	conn.Write(command(nbdwire.CmdRead, 0, 2, 8192, 4096))
 	for got := 0; got < len(reply); {
 		k, err := conn.Read(reply[got:])
 		if err != nil {
@@ -201,7 +202,7 @@ func kernelIO(t *testing.T, conn net.Conn, n byte) {
 		}
 		got += k
 	}
-	if !bytes.Equal(reply[simpleSize:], data) {
+	if !bytes.Equal(reply[nbdwire.SimpleSize:], data) {
 		t.Error("data differ")
 	}
 }
@@ -212,7 +213,7 @@ func TestKernelDisk(t *testing.T) {
 	must(t, "add", err)
 	c := k.configs[0]
 	if k.commands[0] != nlConnect || c.index != -1 || c.size != 4<<20 || c.timeout != 5*time.Second || c.deadTime != deadTime ||
-		c.identity != "id" || c.flags&txCanMultiConn != 0 || c.flags&txSendFlush == 0 {
+		c.identity != "id" || c.flags&nbdwire.CanMultiConn != 0 || c.flags&nbdwire.SendFlush == 0 {
 		t.Errorf("the kernel is told %+v", c)
 	}
 	if l := r.f.Location(1); l != "/dev/nbd4" {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // A request is measured once, from its header to the last byte of its reply,
@@ -18,14 +19,14 @@ func TestRequestsAreMeasured(t *testing.T) {
 		op         blk.Op // of the one that is measured
 		none       bool
 	}{
-		{"read", false, command(cmdRead, 0, 1, 4096, 4096), simpleSize + 4096, blk.Read, false},
-		{"read of several slots", false, command(cmdRead, 0, 1, 0, 32<<10), simpleSize + 32<<10, blk.Read, false},
-		{"structured read", true, command(cmdRead, 0, 1, 4096, 4096), dataChunkSize + 4096, blk.Read, false},
-		{"write", false, append(command(cmdWrite, 0, 1, 0, 4096), make([]byte, 4096)...), simpleSize, blk.Write, false},
-		{"unaligned write, read before", false, append(command(cmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), simpleSize, blk.Write, false},
-		{"write zeroes", false, command(cmdWriteZeroes, 0, 1, 4096, 4096), simpleSize, blk.WriteZeroes, false},
-		{"flush", false, command(cmdFlush, 0, 1, 0, 0), simpleSize, blk.Flush, false},
-		{"beyond the end", false, command(cmdRead, 0, 1, 1<<40, 512), simpleSize, 0, true},
+		{"read", false, command(nbdwire.CmdRead, 0, 1, 4096, 4096), nbdwire.SimpleSize + 4096, blk.Read, false},
+		{"read of several slots", false, command(nbdwire.CmdRead, 0, 1, 0, 32<<10), nbdwire.SimpleSize + 32<<10, blk.Read, false},
+		{"structured read", true, command(nbdwire.CmdRead, 0, 1, 4096, 4096), nbdwire.DataChunkSize + 4096, blk.Read, false},
+		{"write", false, append(command(nbdwire.CmdWrite, 0, 1, 0, 4096), make([]byte, 4096)...), nbdwire.SimpleSize, blk.Write, false},
+		{"unaligned write, read before", false, append(command(nbdwire.CmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), nbdwire.SimpleSize, blk.Write, false},
+		{"write zeroes", false, command(nbdwire.CmdWriteZeroes, 0, 1, 4096, 4096), nbdwire.SimpleSize, blk.WriteZeroes, false},
+		{"flush", false, command(nbdwire.CmdFlush, 0, 1, 0, 0), nbdwire.SimpleSize, blk.Flush, false},
+		{"beyond the end", false, command(nbdwire.CmdRead, 0, 1, 1<<40, 512), nbdwire.SimpleSize, 0, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			b := newBench(t, 32, 4096, v.structured)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugintest"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -87,10 +88,10 @@ func TestProcess_TLS(t *testing.T) {
 	a := newAuthority(t)
 	tls := a.server(true, true)
 	must(t, "set TLS", d.p.SetTLS(t.Context(), tls))
-	mustAsk(t, greeted(t, "unix", d.addr), optList, nil, needsTLS)
+	mustAsk(t, greeted(t, "unix", d.addr), nbdwire.OptList, nil, needsTLS)
 	s, err := upgrade(greeted(t, "unix", d.addr), a.member("web"))
 	must(t, "start TLS", err)
-	mustAsk(t, s, optGo, goData("disk0"), repInfo)
+	mustAsk(t, s, nbdwire.OptGo, goData("disk0"), nbdwire.RepInfo)
 	tls.PrivateKey = []byte("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")
 	if err := d.p.SetTLS(t.Context(), tls); blk.ToErrno(err) != blk.EINVAL || strings.Contains(err.Error(), "secret") {
 		t.Errorf("a broken key: %v", err)
@@ -159,7 +160,7 @@ func TestProcess_DeathEndsConnectionsAndNotTheListener(t *testing.T) {
 	}
 	d.p.Kill()
 	<-d.p.Exited()
-	if _, err := c.start(cmdFlush, 0, 0, 0, nil).wait(); err == nil {
+	if _, err := c.start(nbdwire.CmdFlush, 0, 0, 0, nil).wait(); err == nil {
 		t.Error("connection survives the plugin")
 	}
 	early := make(chan *client)
@@ -181,7 +182,7 @@ func TestProcess_ConnectionsChangeTheProcess(t *testing.T) {
 	}
 	for round := range 3 {
 		n := 50000 + round
-		write := a.start(cmdWrite, 0, 200000, n, []byte{}) // no payload yet
+		write := a.start(nbdwire.CmdWrite, 0, 200000, n, []byte{}) // no payload yet
 		payload := pattern(n, uint64(round))
 		a.must(a.conn.Write(payload[:n/2]))
 		old := d.p
@@ -190,7 +191,7 @@ func TestProcess_ConnectionsChangeTheProcess(t *testing.T) {
 			t.Fatalf("%d connections, %d closed, %v", len(all), closed, err)
 		}
 		must(t, "remove the device", old.RemoveDevice(t.Context(), 3, false))
-		read := b.start(cmdRead, 0, 0, 100000, make([]byte, 100000))
+		read := b.start(nbdwire.CmdRead, 0, 0, 100000, make([]byte, 100000))
 		d.launch()
 		must(t, "adopt", d.p.AdoptConnections(t.Context(), all))
 		plugin.CloseConnections(all)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // tries counts the turns of n that read the socket without need.
@@ -29,7 +31,7 @@ func TestLook_AtAClientThatWaits(t *testing.T) {
 		t.Errorf("an idle client is looked at in %d of %d turns", n, 4*saturatedEvery)
 	}
 	for i := range uint64(3) { // the host answers none of them
-		b.peer.Write(command(cmdRead, 0, i, 0, 4096))
+		b.peer.Write(command(nbdwire.CmdRead, 0, i, 0, 4096))
 		for range saturatedEvery {
 			b.q.Poll()
 		}
@@ -65,7 +67,7 @@ func TestLook_AppetiteFades(t *testing.T) {
 // the pump does not sleep meanwhile.
 func TestLook_AtAPayloadThatComes(t *testing.T) {
 	b := newBench(t, 32, 64<<10, false)
-	b.peer.Write(append(command(cmdWrite, 0, 1, 0, 512<<10), make([]byte, 1000)...))
+	b.peer.Write(append(command(nbdwire.CmdWrite, 0, 1, 0, 512<<10), make([]byte, 1000)...))
 	b.q.Poll()
 	if b.q.LargeIO() {
 		t.Error("the pump sleeps while a payload comes in")
@@ -83,7 +85,7 @@ func TestLook_AtAPayloadThatComes(t *testing.T) {
 		rest -= n
 		b.settle()
 	}
-	if _, err := io.ReadFull(b.peer, make([]byte, simpleSize)); err != nil {
+	if _, err := io.ReadFull(b.peer, make([]byte, nbdwire.SimpleSize)); err != nil {
 		t.Fatal(err)
 	}
 	if !b.q.LargeIO() {
@@ -119,7 +121,7 @@ func TestLook_AtOthersByEpoll(t *testing.T) {
 	ask := func(peer net.Conn) {
 		t.Helper()
 		before := b.q.stats.requests.Load()
-		peer.Write(command(cmdRead, 0, 1, 0, 512))
+		peer.Write(command(nbdwire.CmdRead, 0, 1, 0, 512))
 		for range coldEvery {
 			b.q.Poll()
 		}
@@ -127,7 +129,7 @@ func TestLook_AtOthersByEpoll(t *testing.T) {
 			t.Fatal("a request is not seen")
 		}
 		b.settle()
-		if _, err := io.ReadFull(peer, make([]byte, simpleSize+512)); err != nil {
+		if _, err := io.ReadFull(peer, make([]byte, nbdwire.SimpleSize+512)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,7 +160,7 @@ func TestLook_AtOthersByEpoll(t *testing.T) {
 func TestArm_ForgetsWhatWasRead(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	b.settle()
-	b.peer.Write(command(cmdRead, 0, 1, 0, 4096))
+	b.peer.Write(command(nbdwire.CmdRead, 0, 1, 0, 4096))
 	b.settle()
 	if !b.q.Arm() {
 		t.Error("an idle queue does not sleep")

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -240,13 +241,13 @@ func TestJudge_ReadOnly(t *testing.T) {
 	}
 	reader := running(secured(t, addr, a.member("web"), true))
 	for cmd, code := range map[uint16]uint32{
-		cmdWrite: writer.write(0, make([]byte, 4096)), cmdTrim: writer.do(cmdTrim, 0, 0, 4096, nil), cmdWriteZeroes: writer.do(cmdWriteZeroes, 0, 0, 4096, nil),
+		nbdwire.CmdWrite: writer.write(0, make([]byte, 4096)), nbdwire.CmdTrim: writer.do(nbdwire.CmdTrim, 0, 0, 4096, nil), nbdwire.CmdWriteZeroes: writer.do(nbdwire.CmdWriteZeroes, 0, 0, 4096, nil),
 	} {
 		if code != errPERM {
 			t.Errorf("command %d ends with %d", cmd, code)
 		}
 	}
-	if writer.read(0, make([]byte, 4096)) != 0 || writer.do(cmdFlush, 0, 0, 0, nil) != 0 {
+	if writer.read(0, make([]byte, 4096)) != 0 || writer.do(nbdwire.CmdFlush, 0, 0, 0, nil) != 0 {
 		t.Error("a read or a flush fails")
 	}
 	set("rw")
@@ -269,7 +270,7 @@ func TestJudge_RequestsInFlight(t *testing.T) {
 	r, addr := tlsRig(t, rigConfig{}, s)
 	client := running(secured(t, addr, a.member("web"), true))
 	r.hosts[0].hold.Store(true)
-	calls := []*call{client.start(cmdWrite, 0, 0, 4096, []byte(strings.Repeat("a", 4096))), client.start(cmdRead, 0, 8192, 4096, make([]byte, 4096))}
+	calls := []*call{client.start(nbdwire.CmdWrite, 0, 0, 4096, []byte(strings.Repeat("a", 4096))), client.start(nbdwire.CmdRead, 0, 8192, 4096, make([]byte, 4096))}
 	eventually(t, "the device has both", func() (both bool) {
 		r.onQueue(0, func(q *queue) { both = len(q.conns) == 1 && q.conns[0].unanswered == 2 })
 		return both
@@ -277,7 +278,7 @@ func TestJudge_RequestsInFlight(t *testing.T) {
 	s.Rules = []plugin.UserRule{allow("dns:other", "rw")}
 	must(t, "set TLS", r.f.SetTLS(t.Context(), s))
 	r.onQueue(0, func(*queue) {}) // the queue has the decision
-	late := client.start(cmdWrite, 0, 16384, 4096, []byte(strings.Repeat("b", 4096)))
+	late := client.start(nbdwire.CmdWrite, 0, 16384, 4096, []byte(strings.Repeat("b", 4096)))
 	r.hosts[0].hold.Store(false)
 	for i, call := range calls {
 		if code, err := call.wait(); code != 0 || err != nil {
@@ -325,7 +326,7 @@ func TestJudge_EndIsBounded(t *testing.T) {
 	for name, c := range map[string]func(t *testing.T, r *rig, conn net.Conn){
 		"a request hangs": func(t *testing.T, r *rig, conn net.Conn) {
 			r.hosts[0].hold.Store(true)
-			conn.Write(command(cmdRead, 0, 1, 0, 512))
+			conn.Write(command(nbdwire.CmdRead, 0, 1, 0, 512))
 			t.Cleanup(func() { r.hosts[0].hold.Store(false) })
 			eventually(t, "it is with the device", func() (sent bool) {
 				r.onQueue(0, func(q *queue) { sent = q.conns[0].unanswered == 1 })
@@ -333,7 +334,7 @@ func TestJudge_EndIsBounded(t *testing.T) {
 			})
 		},
 		"a payload does not come": func(t *testing.T, r *rig, conn net.Conn) {
-			conn.Write(append(command(cmdWrite, 0, 1, 0, 4096), 1, 2, 3))
+			conn.Write(append(command(nbdwire.CmdWrite, 0, 1, 0, 4096), 1, 2, 3))
 			eventually(t, "it is begun", func() (begun bool) {
 				r.onQueue(0, func(q *queue) { begun = q.conns[0].cur != nil })
 				return begun
@@ -343,7 +344,7 @@ func TestJudge_EndIsBounded(t *testing.T) {
 		"the client sends": func(_ *testing.T, _ *rig, conn net.Conn) {
 			go func() {
 				for {
-					if _, err := conn.Write(command(cmdRead, 0, 1, 0, 512)); err != nil {
+					if _, err := conn.Write(command(nbdwire.CmdRead, 0, 1, 0, 512)); err != nil {
 						return
 					}
 				}

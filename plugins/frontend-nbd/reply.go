@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -109,8 +110,8 @@ func (c *conn) finish(r *request) {
 // answerSimple answers success without payload.
 func (c *conn) answerSimple(r *request) {
 	e := c.appendReply()
-	putSimple(e.header[:], r.cookie, 0)
-	e.n = simpleSize
+	nbdwire.PutSimple(e.header[:], r.cookie, 0)
+	e.n = nbdwire.SimpleSize
 	c.endReply(e, r)
 }
 
@@ -121,12 +122,12 @@ func (c *conn) answerError(r *request) {
 	e := c.appendReply()
 	c.endReply(e, r)
 	if c.structured && (r.op == blk.Read || r.op == blk.Extents) {
-		putErrChunk(e.header[:], r.cookie, nbdErrno(r.errno))
-		e.n = errChunkSize
+		nbdwire.PutErrorChunk(e.header[:], r.cookie, nbdErrno(r.errno))
+		e.n = nbdwire.ErrorChunkSize
 		return
 	}
-	putSimple(e.header[:], r.cookie, nbdErrno(r.errno))
-	e.n = simpleSize
+	nbdwire.PutSimple(e.header[:], r.cookie, nbdErrno(r.errno))
+	e.n = nbdwire.SimpleSize
 }
 
 // answerData queues the payload of one child of a structured read: a chunk of
@@ -136,11 +137,11 @@ func (c *conn) answerData(o *op) {
 	e := c.appendReply()
 	flags := uint16(0)
 	if r.pending == 0 && r.allCovered() && r.errno == blk.OK {
-		flags, r.headed = chunkDone, true
+		flags, r.headed = nbdwire.ChunkDone, true
 		c.endReply(e, r)
 	}
-	putDataChunk(e.header[:], flags, r.cookie, o.off+uint64(o.skip), o.len)
-	e.n, e.op = dataChunkSize, o
+	nbdwire.PutDataChunk(e.header[:], flags, r.cookie, o.off+uint64(o.skip), o.len)
+	e.n, e.op = nbdwire.DataChunkSize, o
 }
 
 // answerOrdered queues a simple read reply; all of its payload is in the slots.
@@ -166,8 +167,8 @@ func (c *conn) answerStream(r *request) {
 		e := c.appendReply()
 		if !r.headed {
 			r.headed = true
-			putSimple(e.header[:], r.cookie, 0)
-			e.n = simpleSize
+			nbdwire.PutSimple(e.header[:], r.cookie, 0)
+			e.n = nbdwire.SimpleSize
 		}
 		e.op = o
 		if r.first == nil && r.allCovered() {
@@ -182,8 +183,8 @@ func (c *conn) answerEmptyRead(r *request) {
 		return // the last chunk of data has ended it
 	}
 	e := c.appendReply()
-	putChunk(e.header[:], chunkDone, chunkNone, r.cookie, 0)
-	e.n = chunkSize
+	nbdwire.PutChunk(e.header[:], nbdwire.ChunkDone, nbdwire.ChunkNone, r.cookie, 0)
+	e.n = nbdwire.ChunkSize
 	c.endReply(e, r)
 }
 

@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -53,7 +54,7 @@ func TestQueue_DevicesThatHangLeaveRoomInTheRing(t *testing.T) {
 	}
 	for _, peer := range peers[:hanging] {
 		for k := range uint64(each) {
-			if _, err := peer.Write(command(cmdRead, 0, k, 4096*k, 4096)); err != nil {
+			if _, err := peer.Write(command(nbdwire.CmdRead, 0, k, 4096*k, 4096)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -64,9 +65,9 @@ func TestQueue_DevicesThatHangLeaveRoomInTheRing(t *testing.T) {
 	if len(held) == 0 || len(held) == hanging*each {
 		t.Fatalf("%d requests reach a ring of 64", len(held))
 	}
-	reply := make([]byte, simpleSize+4096)
+	reply := make([]byte, nbdwire.SimpleSize+4096)
 	for k := range uint64(10) {
-		peers[hanging].Write(command(cmdRead, 0, k, 0, 4096))
+		peers[hanging].Write(command(nbdwire.CmdRead, 0, k, 0, 4096))
 		n := 0
 		for range 20 {
 			n += step()

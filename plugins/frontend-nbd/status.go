@@ -5,6 +5,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 // DATA PATH, block status: the ranges that hold data. The command takes a slot as a read
@@ -44,8 +45,8 @@ func (c *conn) answerStatus(o *op, errno blk.Errno) {
 	}
 	o.skip, o.len = 0, putStatus(slot, list)
 	e := c.appendReply()
-	putChunk(e.header[:], chunkDone, chunkBlockStatus, o.req.cookie, o.len)
-	e.n, e.op = chunkSize, o
+	nbdwire.PutChunk(e.header[:], nbdwire.ChunkDone, nbdwire.ChunkBlockStatus, o.req.cookie, o.len)
+	e.n, e.op = nbdwire.ChunkSize, o
 	c.endReply(e, o.req)
 }
 
@@ -78,7 +79,7 @@ func putStatus(b []byte, list []extents.Extent) uint32 {
 	for _, e := range list {
 		flags := uint32(0)
 		if e.Hole {
-			flags = stateHole | stateZero
+			flags = nbdwire.StateHole | nbdwire.StateZero
 		}
 		binary.BigEndian.PutUint32(b[n:], uint32(e.Len))
 		binary.BigEndian.PutUint32(b[n+4:], flags)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/extents"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -95,7 +96,7 @@ func TestClip_AgainstAModel(t *testing.T) {
 // blockStatus runs a block status.
 func (c *client) blockStatus(flags uint16, off uint64, n int) []extent {
 	c.t.Helper()
-	p := c.start(cmdBlockStatus, flags, off, n, nil)
+	p := c.start(nbdwire.CmdBlockStatus, flags, off, n, nil)
 	if code, err := p.wait(); code != 0 || err != nil {
 		c.t.Fatalf("block status of %d bytes at %d: code %d, %v", n, off, code, err)
 	}
@@ -125,14 +126,14 @@ func TestBlockStatus(t *testing.T) {
 		{"data", 0, 0, 4096, []extents.Extent{data(4096)}, extent{0, 4096}, []extent{{4096, 0}}},
 		{"a hole", 0, 512, 4096, []extents.Extent{hole(4096)}, extent{512, 4096}, []extent{{4096, 3}}},
 		{"several", 0, 0, 8192, []extents.Extent{data(512), hole(4096), data(3584)}, extent{0, 8192}, []extent{{512, 0}, {4096, 3}, {3584, 0}}},
-		{"one is asked for", cmdFlagReqOne, 0, 8192, []extents.Extent{hole(512), data(7680)}, extent{0, 8192}, []extent{{512, 3}}},
-		{"one in two pieces", cmdFlagReqOne, 0, 8192, []extents.Extent{hole(512), hole(512), data(512)}, extent{0, 8192}, []extent{{1024, 3}}},
-		{"one at odd bounds", cmdFlagReqOne, 1000, 8192, []extents.Extent{data(512), hole(8192)}, extent{512, 9216 - 512 + 0}, []extent{{24, 0}}},
+		{"one is asked for", nbdwire.CmdFlagReqOne, 0, 8192, []extents.Extent{hole(512), data(7680)}, extent{0, 8192}, []extent{{512, 3}}},
+		{"one in two pieces", nbdwire.CmdFlagReqOne, 0, 8192, []extents.Extent{hole(512), hole(512), data(512)}, extent{0, 8192}, []extent{{1024, 3}}},
+		{"one at odd bounds", nbdwire.CmdFlagReqOne, 1000, 8192, []extents.Extent{data(512), hole(8192)}, extent{512, 9216 - 512 + 0}, []extent{{24, 0}}},
 		{"a byte", 0, 777, 1, []extents.Extent{hole(512)}, extent{512, 512}, []extent{{1, 3}}},
 		{"odd bounds", 0, 1000, 1000, []extents.Extent{hole(512), data(512), hole(512)}, extent{512, 1536}, []extent{{24, 3}, {512, 0}, {464, 3}}},
 		{"less than asked for", 0, 0, 8192, []extents.Extent{hole(512)}, extent{0, 8192}, []extent{{512, 3}}},
 		{"the end of the device", 0, 1<<20 - 1, 1, []extents.Extent{hole(512)}, extent{1<<20 - 512, 512}, []extent{{1, 3}}},
-		{"with FUA, which means nothing", cmdFlagFUA, 0, 512, []extents.Extent{hole(512)}, extent{0, 512}, []extent{{512, 3}}},
+		{"with FUA, which means nothing", nbdwire.CmdFlagFUA, 0, 512, []extents.Extent{hole(512)}, extent{0, 512}, []extent{{512, 3}}},
 		{"all", 0, 0, 1 << 20, []extents.Extent{hole(1 << 20)}, extent{0, 1 << 20}, []extent{{1 << 20, 3}}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -158,7 +159,7 @@ func TestBlockStatus(t *testing.T) {
 func TestBlockStatus_Bytes(t *testing.T) {
 	b := newBench(t, 4, 4096, true)
 	b.d.telling(puts(hole(512), data(1024)))
-	b.peer.Write(command(cmdBlockStatus, 0, 0x0102030405060708, 12, 1500))
+	b.peer.Write(command(nbdwire.CmdBlockStatus, 0, 0x0102030405060708, 12, 1500))
 	b.settle()
 	want := cat(uint32(0x668e33ef), uint16(1), uint16(5), uint64(0x0102030405060708), uint32(20), uint32(1),
 		uint32(500), uint32(3), uint32(1000), uint32(0))
@@ -199,7 +200,7 @@ func TestBlockStatus_NothingIsKnown(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, flags := range []uint16{0, cmdFlagReqOne} {
+			for _, flags := range []uint16{0, nbdwire.CmdFlagReqOne} {
 				r.disks[0].telling(puts(hole(n)))
 				if got := c.blockStatus(0, 0, n); !slices.Equal(got, []extent{{n, 3}}) {
 					t.Fatal(got)
@@ -231,12 +232,12 @@ func TestBlockStatus_Refusals(t *testing.T) {
 		n        int
 	}{
 		{"no range", l, 4096, 0, 0, 0},
-		{"no range at the end", l, 4096, cmdFlagReqOne, 1 << 20, 0},
+		{"no range at the end", l, 4096, nbdwire.CmdFlagReqOne, 1 << 20, 0},
 		{"across the end", l, 4096, 0, 1<<20 - 1, 2},
 		{"beyond the end", l, 4096, 0, 1 << 20, 1},
 		{"an offset that wraps", l, 4096, 0, 1<<64 - 1, 2},
 		{"an unknown flag", l, 4096, 1 << 2, 0, 512},
-		{"a flag of another command", l, 4096, cmdFlagNoHole, 0, 512},
+		{"a flag of another command", l, 4096, nbdwire.CmdFlagNoHole, 0, 512},
 		{"parts of blocks where they are not served", blocks, 4096, 0, 512, 4096},
 		{"a slot without room for a list", l, 2048, 0, 0, 512},
 	} {
@@ -244,7 +245,7 @@ func TestBlockStatus_Refusals(t *testing.T) {
 			r := newRig(t, rigConfig{slotSize: v.slotSize, limits: v.limits})
 			r.disks[0].with(func() { r.disks[0].keep = true })
 			c := r.connect(true)
-			if code := c.do(cmdBlockStatus, v.flags, v.off, v.n, nil); code != nbdEINVAL {
+			if code := c.do(nbdwire.CmdBlockStatus, v.flags, v.off, v.n, nil); code != nbdEINVAL {
 				t.Errorf("error %d", code)
 			}
 			if n := len(r.disks[0].requests()); n > 0 {
@@ -265,17 +266,17 @@ func TestBlockStatus_WithoutContext(t *testing.T) {
 		"never set":          option(8, nil),
 		"set of nothing":     cat(option(8, nil), option(10, metaData("disk0"))),
 		"set without name":   cat(option(8, nil), option(10, metaData("disk0", "base:"))),
-		"set and taken back": cat(option(8, nil), option(10, metaData("disk0", allocationContext)), option(10, metaData("disk0"))),
+		"set and taken back": cat(option(8, nil), option(10, metaData("disk0", nbdwire.AllocationContext)), option(10, metaData("disk0"))),
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := greeted(t, "unix", r.addr)
-			_, err := conn.Write(cat(options, option(7, goData("disk0")), command(cmdBlockStatus, 0, 5, 0, 512), command(cmdDisc, 0, 0, 0, 0)))
+			_, err := conn.Write(cat(options, option(7, goData("disk0")), command(nbdwire.CmdBlockStatus, 0, 5, 0, 512), command(nbdwire.CmdDisc, 0, 0, 0, 0)))
 			must(t, "send", err)
 			b, err := io.ReadAll(conn)
 			must(t, "receive", err)
-			want := cat(uint32(magicSimple), uint32(nbdEINVAL), uint64(5))
+			want := cat(uint32(nbdwire.MagicSimple), uint32(nbdEINVAL), uint64(5))
 			if options != nil {
-				want = cat(uint32(magicStructured), uint16(1), uint16(1<<15+1), uint64(5), uint32(6), uint32(nbdEINVAL), uint16(0))
+				want = cat(uint32(nbdwire.MagicChunk), uint16(1), uint16(1<<15+1), uint64(5), uint32(6), uint32(nbdEINVAL), uint16(0))
 			}
 			if !bytes.HasSuffix(b, want) {
 				t.Errorf("% x, want % x at the end", b, want)
@@ -370,8 +371,8 @@ func TestBlockStatus_AgainstAModel(t *testing.T) {
 					for range 50 {
 						off := rnd.IntN(1 << 20)
 						n := 1 + rnd.IntN(1<<20-off)
-						flags := uint16(rnd.IntN(2) * cmdFlagReqOne)
-						p := c.start(cmdBlockStatus, flags, uint64(off), n, nil)
+						flags := uint16(rnd.IntN(2) * nbdwire.CmdFlagReqOne)
+						p := c.start(nbdwire.CmdBlockStatus, flags, uint64(off), n, nil)
 						if code, err := p.wait(); code != 0 || err != nil || flags != 0 && len(p.list) != 1 {
 							t.Errorf("code %d, error %v, %v", code, err, p.list)
 							return
@@ -419,7 +420,7 @@ func TestBlockStatus_Walk(t *testing.T) {
 func TestBlockStatus_Hangs(t *testing.T) {
 	b := newBench(t, 4, 4096, true)
 	b.h.hold.Store(true)
-	b.peer.Write(command(cmdBlockStatus, 0, 1, 0, 4096))
+	b.peer.Write(command(nbdwire.CmdBlockStatus, 0, 1, 0, 4096))
 	b.settle()
 	if len(b.c.sh.free) != 3 || b.c.inDevice() != 1 || b.c.allAnswered() {
 		t.Fatalf("%d slots are free, %d in the device", len(b.c.sh.free), b.c.inDevice())
@@ -443,7 +444,7 @@ func TestBlockStatus_RepliesThatAreNotRead(t *testing.T) {
 	slow := dial(t, "unix", r.addr, "disk0", true)
 	slow.conn.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 	for i := range 10000 {
-		if _, err := slow.conn.Write(command(cmdBlockStatus, 0, uint64(i), 0, 512<<10)); err != nil {
+		if _, err := slow.conn.Write(command(nbdwire.CmdBlockStatus, 0, uint64(i), 0, 512<<10)); err != nil {
 			break
 		}
 	}
@@ -478,11 +479,11 @@ func TestTLS_BlockStatus(t *testing.T) {
 	}
 	conn, err := upgrade(greeted(t, "tcp", addr), a.member("other"))
 	must(t, "upgrade", err)
-	mustAsk(t, conn, optStructuredReply, nil, repAck)
-	for _, opt := range []uint32{optListMetaContext, optSetMetaContext} {
-		mustAsk(t, greeted(t, "tcp", addr), opt, metaData("disk0", allocationContext), needsTLS)
-		mustAsk(t, conn, opt, metaData("disk0", allocationContext), repErrUnknown)
-		mustAsk(t, conn, opt, metaData("", allocationContext), repErrUnknown)
+	mustAsk(t, conn, nbdwire.OptStructuredReply, nil, nbdwire.RepAck)
+	for _, opt := range []uint32{nbdwire.OptListMetaContext, nbdwire.OptSetMetaContext} {
+		mustAsk(t, greeted(t, "tcp", addr), opt, metaData("disk0", nbdwire.AllocationContext), needsTLS)
+		mustAsk(t, conn, opt, metaData("disk0", nbdwire.AllocationContext), nbdwire.RepErrUnknown)
+		mustAsk(t, conn, opt, metaData("", nbdwire.AllocationContext), nbdwire.RepErrUnknown)
 	}
 }
 
@@ -492,18 +493,18 @@ func TestTLS_ContextBeforeTheHandshake(t *testing.T) {
 	_, addr := tlsRig(t, rigConfig{}, a.server(false, false))
 	plain := greeted(t, "tcp", addr)
 	before := &client{t: t, conn: plain}
-	mustAsk(t, plain, optStructuredReply, nil, repAck)
+	mustAsk(t, plain, nbdwire.OptStructuredReply, nil, nbdwire.RepAck)
 	if before.setContext("disk0"); !before.context {
 		t.Fatal("no context before TLS")
 	}
 	conn, err := upgrade(plain, a.client())
 	must(t, "upgrade", err)
-	mustAsk(t, conn, optSetMetaContext, metaData("disk0", allocationContext), repErrInvalid)
-	mustAsk(t, conn, optStructuredReply, nil, repAck)
+	mustAsk(t, conn, nbdwire.OptSetMetaContext, metaData("disk0", nbdwire.AllocationContext), nbdwire.RepErrInvalid)
+	mustAsk(t, conn, nbdwire.OptStructuredReply, nil, nbdwire.RepAck)
 	c := &client{t: t, conn: conn, pending: map[uint64]*call{}}
-	c.must(conn.Write(option(optExportName, []byte("disk0"))))
+	c.must(conn.Write(option(nbdwire.OptExportName, []byte("disk0"))))
 	c.must(io.ReadFull(conn, make([]byte, 10)))
-	if code := running(c).do(cmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
+	if code := running(c).do(nbdwire.CmdBlockStatus, 0, 0, 512, nil); code != nbdEINVAL {
 		t.Errorf("code %d", code)
 	}
 }

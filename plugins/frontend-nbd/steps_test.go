@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -65,16 +66,16 @@ func TestNoAllocationPerRequest(t *testing.T) {
 		send       []byte
 		reply      int
 	}{
-		{"read", false, command(cmdRead, 0, 1, 4096, 4096), simpleSize + 4096},
-		{"structured read", true, command(cmdRead, 0, 1, 4096, 4096), dataChunkSize + 4096},
-		{"large read", false, command(cmdRead, 0, 1, 0, 32<<10), simpleSize + 32<<10},
-		{"write", false, append(command(cmdWrite, 0, 1, 0, 4096), make([]byte, 4096)...), simpleSize},
-		{"large write", false, append(command(cmdWrite, 0, 1, 0, 64<<10), make([]byte, 64<<10)...), simpleSize},
-		{"unaligned write", false, append(command(cmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), simpleSize},
-		{"write zeroes", false, command(cmdWriteZeroes, cmdFlagFUA, 1, 100, 1000), simpleSize},
-		{"flush", false, command(cmdFlush, 0, 1, 0, 0), simpleSize},
-		{"block status", true, command(cmdBlockStatus, 0, 1, 100, 70000), chunkSize + 12},
-		{"error", false, command(cmdRead, 0, 1, 1<<40, 1), simpleSize},
+		{"read", false, command(nbdwire.CmdRead, 0, 1, 4096, 4096), nbdwire.SimpleSize + 4096},
+		{"structured read", true, command(nbdwire.CmdRead, 0, 1, 4096, 4096), nbdwire.DataChunkSize + 4096},
+		{"large read", false, command(nbdwire.CmdRead, 0, 1, 0, 32<<10), nbdwire.SimpleSize + 32<<10},
+		{"write", false, append(command(nbdwire.CmdWrite, 0, 1, 0, 4096), make([]byte, 4096)...), nbdwire.SimpleSize},
+		{"large write", false, append(command(nbdwire.CmdWrite, 0, 1, 0, 64<<10), make([]byte, 64<<10)...), nbdwire.SimpleSize},
+		{"unaligned write", false, append(command(nbdwire.CmdWrite, 0, 1, 100, 1000), make([]byte, 1000)...), nbdwire.SimpleSize},
+		{"write zeroes", false, command(nbdwire.CmdWriteZeroes, nbdwire.CmdFlagFUA, 1, 100, 1000), nbdwire.SimpleSize},
+		{"flush", false, command(nbdwire.CmdFlush, 0, 1, 0, 0), nbdwire.SimpleSize},
+		{"block status", true, command(nbdwire.CmdBlockStatus, 0, 1, 100, 70000), nbdwire.ChunkSize + 12},
+		{"error", false, command(nbdwire.CmdRead, 0, 1, 1<<40, 1), nbdwire.SimpleSize},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			b := newBench(t, 32, 4096, v.structured)
@@ -116,7 +117,7 @@ func TestPlacedBytes(t *testing.T) {
 			b.c.bulk = v.bulk
 			sent := make(chan error, 1)
 			go func() {
-				_, err := b.peer.Write(append(command(cmdWrite, 0, 1, uint64(v.off), uint32(v.n)), pattern(v.n, 1)...))
+				_, err := b.peer.Write(append(command(nbdwire.CmdWrite, 0, 1, uint64(v.off), uint32(v.n)), pattern(v.n, 1)...))
 				sent <- err
 			}()
 			for done := false; !done; {
@@ -143,7 +144,7 @@ func TestRepliesLeaveTogether(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	var batch []byte
 	for i := range 16 {
-		batch = append(batch, command(cmdRead, 0, uint64(i), 0, 512)...)
+		batch = append(batch, command(nbdwire.CmdRead, 0, uint64(i), 0, 512)...)
 	}
 	b.peer.Write(batch)
 	b.q.Poll()
@@ -152,7 +153,7 @@ func TestRepliesLeaveTogether(t *testing.T) {
 	}
 	b.q.Poll()
 	got := make([]byte, 64<<10)
-	if n, err := b.peer.Read(got); err != nil || n != 16*(simpleSize+512) {
+	if n, err := b.peer.Read(got); err != nil || n != 16*(nbdwire.SimpleSize+512) {
 		t.Errorf("%d bytes in one piece, %v", n, err)
 	}
 }
@@ -175,14 +176,14 @@ func TestArm(t *testing.T) {
 // input, no slot is lost, the device sees only valid requests, and the replies
 // are well formed.
 func FuzzTransmission(f *testing.F) {
-	f.Add(command(cmdRead, 0, 1, 4096, 4096), byte(200), false)
-	f.Add(append(append(command(cmdWrite, 1, 2, 100, 1000), make([]byte, 1000)...), command(cmdRead, 0, 3, 0, 5000)...), byte(7), true)
-	f.Add(append(command(cmdWriteZeroes, 3, 4, 513, 9000), command(cmdDisc, 0, 0, 0, 0)...), byte(28), false)
-	f.Add(append(command(cmdTrim, 0, 4, 1, 70000), command(cmdFlush, 0, 9, 0, 0)...), byte(100), true)
-	f.Add(append(command(cmdWrite, 0, 4, 1<<63, 600), make([]byte, 700)...), byte(0), true)
-	f.Add(append(command(cmdBlockStatus, cmdFlagReqOne, 4, 100, 70000), command(cmdBlockStatus, 0, 5, 0, 1<<20)...), byte(40), true)
-	f.Add(append(command(cmdBlockStatus, 0, 4, 1<<20-1, 2), command(cmdBlockStatus, 0, 5, 0, 0)...), byte(90), true)
-	f.Add(command(cmdBlockStatus, 0, 4, 0, 512), byte(90), false)
+	f.Add(command(nbdwire.CmdRead, 0, 1, 4096, 4096), byte(200), false)
+	f.Add(append(append(command(nbdwire.CmdWrite, 1, 2, 100, 1000), make([]byte, 1000)...), command(nbdwire.CmdRead, 0, 3, 0, 5000)...), byte(7), true)
+	f.Add(append(command(nbdwire.CmdWriteZeroes, 3, 4, 513, 9000), command(nbdwire.CmdDisc, 0, 0, 0, 0)...), byte(28), false)
+	f.Add(append(command(nbdwire.CmdTrim, 0, 4, 1, 70000), command(nbdwire.CmdFlush, 0, 9, 0, 0)...), byte(100), true)
+	f.Add(append(command(nbdwire.CmdWrite, 0, 4, 1<<63, 600), make([]byte, 700)...), byte(0), true)
+	f.Add(append(command(nbdwire.CmdBlockStatus, nbdwire.CmdFlagReqOne, 4, 100, 70000), command(nbdwire.CmdBlockStatus, 0, 5, 0, 1<<20)...), byte(40), true)
+	f.Add(append(command(nbdwire.CmdBlockStatus, 0, 4, 1<<20-1, 2), command(nbdwire.CmdBlockStatus, 0, 5, 0, 0)...), byte(90), true)
+	f.Add(command(nbdwire.CmdBlockStatus, 0, 4, 0, 512), byte(90), false)
 	f.Fuzz(func(t *testing.T, in []byte, piece byte, structured bool) {
 		if len(in) > 1<<16 {
 			return
@@ -214,14 +215,14 @@ func FuzzTransmission(f *testing.F) {
 func TestArm_SeesWhatTheLastRoundDidNot(t *testing.T) {
 	b := newBench(t, 32, 4096, false)
 	b.settle()
-	b.peer.Write(command(cmdRead, 0, 1, 0, 4096))
+	b.peer.Write(command(nbdwire.CmdRead, 0, 1, 0, 4096))
 	for end := time.Now().Add(10 * time.Second); b.q.Arm(); b.q.Disarm() {
 		if time.Now().After(end) {
 			t.Fatal("a request is in the socket, and the queue may sleep")
 		}
 	}
 	b.settle()
-	if _, err := io.ReadFull(b.peer, make([]byte, simpleSize+4096)); err != nil {
+	if _, err := io.ReadFull(b.peer, make([]byte, nbdwire.SimpleSize+4096)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -229,24 +230,24 @@ func TestArm_SeesWhatTheLastRoundDidNot(t *testing.T) {
 // checkStream: simple replies may carry payload of unknown length, so only
 // structured streams can be followed to the end.
 func checkStream(t *testing.T, b []byte, structured bool) {
-	for structured && len(b) >= simpleSize {
+	for structured && len(b) >= nbdwire.SimpleSize {
 		switch be32(b) {
-		case magicSimple:
-			b = b[simpleSize:]
-		case magicStructured:
-			if len(b) < chunkSize {
+		case nbdwire.MagicSimple:
+			b = b[nbdwire.SimpleSize:]
+		case nbdwire.MagicChunk:
+			if len(b) < nbdwire.ChunkSize {
 				return
 			}
-			n := chunkSize + int(be32(b[16:]))
+			n := nbdwire.ChunkSize + int(be32(b[16:]))
 			if n > len(b) {
 				return // the connection ended in the middle
 			}
 			b = b[n:]
 		default:
-			t.Fatalf("% x is no reply", b[:simpleSize])
+			t.Fatalf("% x is no reply", b[:nbdwire.SimpleSize])
 		}
 	}
-	if !structured && len(b) >= 4 && be32(b) != magicSimple {
+	if !structured && len(b) >= 4 && be32(b) != nbdwire.MagicSimple {
 		t.Fatalf("% x is no reply", b[:4])
 	}
 }

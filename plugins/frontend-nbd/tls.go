@@ -12,6 +12,7 @@ import (
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -107,15 +108,15 @@ var (
 func (n *negotiation) onStartTLS(data []byte) error {
 	switch {
 	case n.secure == nil:
-		return n.sendReply(optStartTLS, repErrUnsup, nil)
+		return n.sendReply(nbdwire.OptStartTLS, nbdwire.RepErrUnsup, nil)
 	case n.tls != nil || len(data) != 0:
-		return n.sendReply(optStartTLS, repErrInvalid, nil)
+		return n.sendReply(nbdwire.OptStartTLS, nbdwire.RepErrInvalid, nil)
 	}
 	conn, ok := n.rw.(net.Conn)
 	if !ok {
 		return errNoSocket
 	}
-	if err := n.sendReply(optStartTLS, repAck, nil); err != nil {
+	if err := n.sendReply(nbdwire.OptStartTLS, nbdwire.RepAck, nil); err != nil {
 		return err
 	}
 	t := tls.Server(conn, n.secure.by.config)
@@ -131,14 +132,14 @@ func (n *negotiation) onStartTLS(data []byte) error {
 
 // refuseOption answers an option that comes before TLS, which is required.
 func (n *negotiation) refuseOption(opt uint32) error {
-	if u := n.secure.user; opt != optExportName && u != nil && !n.told {
+	if u := n.secure.user; opt != nbdwire.OptExportName && u != nil && !n.told {
 		n.told = true
 		u.eventRefused(errNeedsTLS)
 	}
-	if opt == optExportName { // it has no answer for errors
+	if opt == nbdwire.OptExportName { // it has no answer for errors
 		return errNeedsTLS
 	}
-	return n.sendReply(opt, repErrTLSReqd, []byte("start TLS first"))
+	return n.sendReply(opt, nbdwire.RepErrTLSReqd, []byte("start TLS first"))
 }
 
 // cipherOf returns the name of the cipher suite.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 )
 
@@ -70,22 +71,22 @@ func mustAsk(t testing.TB, conn net.Conn, opt uint32, data []byte, want uint32) 
 // upgrade starts TLS on a greeted connection. The first answer in TLS shows that
 // the server has accepted the client.
 func upgrade(conn net.Conn, cfg *tls.Config) (*tls.Conn, error) {
-	if kind, err := ask(conn, optStartTLS, nil); err != nil || kind != repAck {
+	if kind, err := ask(conn, nbdwire.OptStartTLS, nil); err != nil || kind != nbdwire.RepAck {
 		return nil, errors.Join(errors.New("STARTTLS is refused"), err)
 	}
 	c := tls.Client(conn, cfg)
 	if err := c.Handshake(); err != nil {
 		return nil, err
 	}
-	kind, err := ask(c, optList, nil)
-	if kind == repAck {
+	kind, err := ask(c, nbdwire.OptList, nil)
+	if kind == nbdwire.RepAck {
 		return c, err // there is no export for it
 	}
 	for err == nil { // the other replies to LIST
 		var h [20]byte
 		if _, err = io.ReadFull(c, h[:]); err == nil {
 			_, err = io.CopyN(io.Discard, c, int64(binary.BigEndian.Uint32(h[16:])))
-			if binary.BigEndian.Uint32(h[12:]) == repAck {
+			if binary.BigEndian.Uint32(h[12:]) == nbdwire.RepAck {
 				return c, err
 			}
 		}
@@ -120,13 +121,13 @@ func TestTLS_RequiredBeforeAllElse(t *testing.T) {
 	for _, o := range []struct {
 		opt  uint32
 		data []byte
-	}{{optList, nil}, {optInfo, goData("disk0")}, {optGo, goData("disk0")}, {optGo, []byte("?")}, {optStructuredReply, nil}, {10, goData("disk0")}, {77, nil}} {
+	}{{nbdwire.OptList, nil}, {nbdwire.OptInfo, goData("disk0")}, {nbdwire.OptGo, goData("disk0")}, {nbdwire.OptGo, []byte("?")}, {nbdwire.OptStructuredReply, nil}, {10, goData("disk0")}, {77, nil}} {
 		mustAsk(t, conn, o.opt, o.data, needsTLS)
 	}
-	mustAsk(t, conn, optAbort, nil, repAck)
+	mustAsk(t, conn, nbdwire.OptAbort, nil, nbdwire.RepAck)
 
 	conn = greeted(t, "tcp", addr)
-	if _, err := conn.Write(option(optExportName, []byte("disk0"))); err != nil {
+	if _, err := conn.Write(option(nbdwire.OptExportName, []byte("disk0"))); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := io.ReadAll(conn); err != nil || len(b) != 0 {
@@ -146,14 +147,14 @@ func TestTLS_Modes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, addr := tlsRig(t, rigConfig{}, m.tls)
-			if kind, err := ask(greeted(t, "tcp", addr), optGo, goData("disk0")); err != nil || (kind == repInfo) != m.plain {
+			if kind, err := ask(greeted(t, "tcp", addr), nbdwire.OptGo, goData("disk0")); err != nil || (kind == nbdwire.RepInfo) != m.plain {
 				t.Errorf("GO without TLS: reply %#x, error %v", kind, err)
 			}
-			if kind, err := ask(greeted(t, "unix", r.addr), optGo, goData("disk0")); err != nil || (kind == repInfo) != m.plain {
+			if kind, err := ask(greeted(t, "unix", r.addr), nbdwire.OptGo, goData("disk0")); err != nil || (kind == nbdwire.RepInfo) != m.plain {
 				t.Errorf("GO without TLS on a unix socket: reply %#x, error %v", kind, err)
 			}
 			if !m.tlsWorks {
-				mustAsk(t, greeted(t, "tcp", addr), optStartTLS, nil, unsup)
+				mustAsk(t, greeted(t, "tcp", addr), nbdwire.OptStartTLS, nil, unsup)
 				return
 			}
 			if code := running(secured(t, addr, a.client(), true)).read(0, make([]byte, 4096)); code != 0 {
@@ -206,7 +207,7 @@ func TestTLS_CarriesData(t *testing.T) {
 					got, at := make([]byte, len(want)), uint64(i)<<20+uint64(j*7)
 					ok = ok && c.write(at, want) == 0 && c.read(at, got) == 0 && bytes.Equal(got, want)
 				}
-				done <- ok && c.do(cmdFlush, 0, 0, 0, nil) == 0
+				done <- ok && c.do(nbdwire.CmdFlush, 0, 0, 0, nil) == 0
 			}()
 		}
 		for range 4 {
@@ -237,30 +238,30 @@ func TestTLS_InjectionBeforeTheHandshake(t *testing.T) {
 	r, addr := tlsRig(t, rigConfig{}, a.server(false, false))
 
 	conn := greeted(t, "tcp", addr)
-	mustAsk(t, conn, optStructuredReply, nil, repAck) // the attacker's
+	mustAsk(t, conn, nbdwire.OptStructuredReply, nil, nbdwire.RepAck) // the attacker's
 	s, err := upgrade(conn, a.client())
 	must(t, "upgrade", err)
-	mustAsk(t, s, optStartTLS, nil, bad) // a second time
+	mustAsk(t, s, nbdwire.OptStartTLS, nil, bad) // a second time
 	c := &client{t: t, conn: s, pending: map[uint64]*call{}}
 	c.choose("disk0", false)
-	if _, err := c.conn.Write(command(cmdRead, 0, 1, 0, 512)); err != nil {
+	if _, err := c.conn.Write(command(nbdwire.CmdRead, 0, 1, 0, 512)); err != nil {
 		t.Fatal(err)
 	}
-	var h [simpleSize]byte
-	if _, err := io.ReadFull(s, h[:]); err != nil || binary.BigEndian.Uint32(h[:]) != magicSimple {
+	var h [nbdwire.SimpleSize]byte
+	if _, err := io.ReadFull(s, h[:]); err != nil || binary.BigEndian.Uint32(h[:]) != nbdwire.MagicSimple {
 		t.Errorf("reply % x, error %v: structured replies outlive the start of TLS", h, err)
 	}
 
-	for _, behind := range [][]byte{option(optList, nil), option(optGo, goData("disk0")), option(optExportName, []byte("disk0")), make([]byte, 100)} {
+	for _, behind := range [][]byte{option(nbdwire.OptList, nil), option(nbdwire.OptGo, goData("disk0")), option(nbdwire.OptExportName, []byte("disk0")), make([]byte, 100)} {
 		conn := greeted(t, "tcp", addr)
-		_, err := conn.Write(cat(option(optStartTLS, nil), behind))
+		_, err := conn.Write(cat(option(nbdwire.OptStartTLS, nil), behind))
 		must(t, "send", err)
 		all, _ := io.ReadAll(conn)
-		if !bytes.HasPrefix(all, optReply(optStartTLS, repAck)) || bytes.Contains(all[20:], cat(uint64(magicOptReply))) {
+		if !bytes.HasPrefix(all, optReply(nbdwire.OptStartTLS, nbdwire.RepAck)) || bytes.Contains(all[20:], cat(uint64(nbdwire.MagicOptionReply))) {
 			t.Errorf("behind STARTTLS % x is answered: % x", behind, all)
 		}
 	}
-	mustAsk(t, greeted(t, "tcp", addr), optStartTLS, []byte("x"), bad)
+	mustAsk(t, greeted(t, "tcp", addr), nbdwire.OptStartTLS, []byte("x"), bad)
 	eventually(t, "one opener", func() bool { return r.f.Openers(0) == 1 })
 }
 
@@ -296,7 +297,7 @@ func TestTLS_ClientsThatAreRefused(t *testing.T) {
 	}
 	t.Run("garbage", func(t *testing.T) {
 		conn := greeted(t, "tcp", addr)
-		mustAsk(t, conn, optStartTLS, nil, repAck)
+		mustAsk(t, conn, nbdwire.OptStartTLS, nil, nbdwire.RepAck)
 		conn.Write(bytes.Repeat([]byte("garbage!"), 100))
 		io.Copy(io.Discard, conn)
 	})
@@ -317,7 +318,7 @@ func TestTLS_StalledHandshakesKeepNobodyOut(t *testing.T) {
 	for i := range 2 * maxHandshakes {
 		conn := greeted(t, "tcp", addr)
 		if i%2 == 0 {
-			mustAsk(t, conn, optStartTLS, nil, repAck)
+			mustAsk(t, conn, nbdwire.OptStartTLS, nil, nbdwire.RepAck)
 			conn.Write([]byte{22, 3, 1, 1, 0, 1}) // the beginning of a hello
 		}
 	}
@@ -376,7 +377,7 @@ func FuzzNegotiationBeforeTLS(f *testing.F) {
 		checkReplies(t, s.out.Bytes(), false)
 		for b := s.out.Bytes()[len(greeting):]; len(b) > 0; b = b[20+binary.BigEndian.Uint32(b[16:]):] {
 			opt, kind := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
-			if kind != needsTLS && !(opt == optAbort && kind == repAck) && !(opt == optStartTLS && kind == bad) {
+			if kind != needsTLS && !(opt == nbdwire.OptAbort && kind == nbdwire.RepAck) && !(opt == nbdwire.OptStartTLS && kind == bad) {
 				t.Fatalf("option %d is answered by %#x", opt, kind)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
@@ -104,24 +105,24 @@ type sentCommand struct {
 // handedStream is a sequence of commands that touches each kind of state: parts of blocks,
 // payload of several slots, refused commands with and without payload.
 var handedStream = []sentCommand{
-	{cmdWrite, 0, 700, 100},
-	{cmdWrite, cmdFlagFUA, 3 << 10, 9<<10 + 300},
-	{cmdRead, 0, 512, 11 << 10},
-	{cmdWrite, 0, 1 << 40, 600}, // beyond the end
-	{cmdBlockStatus, 0, 300, 9<<10 + 300},
-	{cmdFlush, 0, 0, 0},
-	{cmdWriteZeroes, cmdFlagNoHole, 4<<10 + 100, 3000},
-	{cmdBlockStatus, cmdFlagReqOne, 40<<10 + 1, 4 << 10},
+	{nbdwire.CmdWrite, 0, 700, 100},
+	{nbdwire.CmdWrite, nbdwire.CmdFlagFUA, 3 << 10, 9<<10 + 300},
+	{nbdwire.CmdRead, 0, 512, 11 << 10},
+	{nbdwire.CmdWrite, 0, 1 << 40, 600}, // beyond the end
+	{nbdwire.CmdBlockStatus, 0, 300, 9<<10 + 300},
+	{nbdwire.CmdFlush, 0, 0, 0},
+	{nbdwire.CmdWriteZeroes, nbdwire.CmdFlagNoHole, 4<<10 + 100, 3000},
+	{nbdwire.CmdBlockStatus, nbdwire.CmdFlagReqOne, 40<<10 + 1, 4 << 10},
 	{77, 0, 0, 0}, // unknown
-	{cmdTrim, 0, 40 << 10, 4 << 10},
-	{cmdRead, 0, 3 << 10, 9<<10 + 300},
+	{nbdwire.CmdTrim, 0, 40 << 10, 4 << 10},
+	{nbdwire.CmdRead, 0, 3 << 10, 9<<10 + 300},
 }
 
 // prepare returns the bytes of the stream, its calls, and where commands end.
 func (c *client) prepare(seed uint64) (b []byte, calls []*call, ends []int) {
 	for i, s := range handedStream {
 		p := &call{off: s.off, n: s.n, done: make(chan struct{})}
-		if s.cmd == cmdRead {
+		if s.cmd == nbdwire.CmdRead {
 			p.buf = make([]byte, s.n)
 		}
 		c.mu.Lock()
@@ -129,7 +130,7 @@ func (c *client) prepare(seed uint64) (b []byte, calls []*call, ends []int) {
 		c.pending[c.cookie] = p
 		b = append(b, command(s.cmd, s.flags, c.cookie, s.off, uint32(s.n))...)
 		c.mu.Unlock()
-		if s.cmd == cmdWrite {
+		if s.cmd == nbdwire.CmdWrite {
 			b = append(b, pattern(s.n, seed+uint64(i))...)
 		}
 		calls, ends = append(calls, p), append(ends, len(b))
@@ -151,13 +152,13 @@ func (l *relay) judge(t *testing.T, calls []*call, seed uint64, structured bool)
 				want = nbdErrno(blk.EINVAL)
 			}
 		}
-		if handedStream[i].cmd == cmdBlockStatus && !structured {
+		if handedStream[i].cmd == nbdwire.CmdBlockStatus && !structured {
 			want = nbdErrno(blk.EINVAL)
 		}
 		if err != nil || code != want {
 			t.Fatalf("command %d (%+v): code %d, error %v, want code %d", i, handedStream[i], code, err, want)
 		}
-		if n := len(p.list); handedStream[i].flags&cmdFlagReqOne != 0 && structured && n != 1 {
+		if n := len(p.list); handedStream[i].flags&nbdwire.CmdFlagReqOne != 0 && structured && n != 1 {
 			t.Fatalf("command %d: %d extents, one was asked for", i, n)
 		}
 	}
@@ -243,7 +244,7 @@ func TestHanded_UnsentReplies(t *testing.T) {
 		for i := range 40 {
 			off := i * 70001 % (3 << 20)
 			n := 1 + i*9973%200000
-			calls = append(calls, c.start(cmdRead, 0, uint64(off), n, make([]byte, n)))
+			calls = append(calls, c.start(nbdwire.CmdRead, 0, uint64(off), n, make([]byte, n)))
 		}
 		for range 4 {
 			time.Sleep(5 * time.Millisecond) // replies fill the socket and the slots
@@ -271,7 +272,7 @@ func TestHanded_FailedInPart(t *testing.T) {
 		}
 		return blk.OK
 	})
-	p := c.start(cmdWrite, 0, 0, 12<<10, []byte{}) // no payload yet
+	p := c.start(nbdwire.CmdWrite, 0, 0, 12<<10, []byte{}) // no payload yet
 	payload := pattern(12<<10, 1)
 	c.must(c.conn.Write(payload[:9<<10]))
 	awaitRead(t, c.conn)
@@ -296,7 +297,7 @@ func TestHanded_InFlight(t *testing.T) {
 	}
 	var calls []*call
 	for i := range 200 {
-		calls = append(calls, c.start(cmdWrite, 0, uint64(i)*4096, 4096, pattern(4096, uint64(i))))
+		calls = append(calls, c.start(nbdwire.CmdWrite, 0, uint64(i)*4096, 4096, pattern(4096, uint64(i))))
 		if i%50 == 25 {
 			l.move()
 		}
@@ -339,7 +340,7 @@ func TestHanded_NotWhileARequestHangs(t *testing.T) {
 	c, other := r.connect(true), r.connect(true)
 	block := make(chan struct{})
 	r.disks[0].failing(func(*shm.SQE) blk.Errno { <-block; return blk.OK })
-	p := c.start(cmdRead, 0, 0, 512, make([]byte, 512))
+	p := c.start(nbdwire.CmdRead, 0, 0, 512, make([]byte, 512))
 	r.awaitInDevice()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -368,7 +369,7 @@ func TestHanded_TakenBack(t *testing.T) {
 		t.Fatal(code)
 	}
 	all := release(t, r)
-	late := c.start(cmdRead, 0, 0, 512, make([]byte, 512))
+	late := c.start(nbdwire.CmdRead, 0, 0, 512, make([]byte, 512))
 	time.Sleep(20 * time.Millisecond)
 	serve(t, r, all)
 	if code, err := late.wait(); code != 0 || err != nil || !bytes.Equal(late.buf, pattern(512, 1)) {
@@ -384,8 +385,8 @@ func TestHanded_TakenBack(t *testing.T) {
 func TestHanded_Draining(t *testing.T) {
 	l := newRelay(t, rigConfig{})
 	c := dial(t, "unix", l.rigs[0].addr, "disk0", true)
-	p := c.start(cmdRead, 0, 0, 3<<20, make([]byte, 3<<20))
-	c.must(c.conn.Write(command(cmdDisc, 0, 99, 0, 0)))
+	p := c.start(nbdwire.CmdRead, 0, 0, 3<<20, make([]byte, 3<<20))
+	c.must(c.conn.Write(command(nbdwire.CmdDisc, 0, 99, 0, 0)))
 	time.Sleep(10 * time.Millisecond)
 	l.move()
 	go c.run()
@@ -497,10 +498,10 @@ func TestHanded_Lies(t *testing.T) {
 // FuzzHanded adopts whatever a state says, with bytes that say anything: nothing
 // panics, and the slots come back.
 func FuzzHanded(f *testing.F) {
-	f.Add([]byte(`{"version":1,"received":28,"headed":true}`), command(cmdRead, 0, 1, 0, 512))
-	f.Add([]byte(`{"version":1,"received":28,"errno":5}`), command(cmdWrite, 0, 1, 0, 512))
-	f.Add([]byte(`{"version":1,"received":28,"draining":true}`), command(cmdRead, 0, 1, 0, 512))
-	f.Add([]byte(`{"version":1,"received":28,"structured":true,"allocation":true}`), command(cmdBlockStatus, 0, 1, 100, 5000))
+	f.Add([]byte(`{"version":1,"received":28,"headed":true}`), command(nbdwire.CmdRead, 0, 1, 0, 512))
+	f.Add([]byte(`{"version":1,"received":28,"errno":5}`), command(nbdwire.CmdWrite, 0, 1, 0, 512))
+	f.Add([]byte(`{"version":1,"received":28,"draining":true}`), command(nbdwire.CmdRead, 0, 1, 0, 512))
+	f.Add([]byte(`{"version":1,"received":28,"structured":true,"allocation":true}`), command(nbdwire.CmdBlockStatus, 0, 1, 100, 5000))
 	f.Fuzz(func(t *testing.T, state, b []byte) {
 		r := newRig(t, rigConfig{slots: 4})
 		sock, peer := pair(t)
@@ -526,7 +527,7 @@ func TestHanded_TLSIsClosed(t *testing.T) {
 	must(t, "set TLS", r.f.SetTLS(t.Context(), a.server(false, false)))
 	s, err := upgrade(greeted(t, "unix", r.addr), a.member("web"))
 	must(t, "start TLS", err)
-	mustAsk(t, s, optGo, goData("disk0"), repInfo)
+	mustAsk(t, s, nbdwire.OptGo, goData("disk0"), nbdwire.RepInfo)
 	eventually(t, "it is served", func() bool { return r.f.Openers(0) == 2 })
 	all, closed, err := r.f.ReleaseConnections(t.Context())
 	if err != nil || len(all) != 1 || closed != 1 {

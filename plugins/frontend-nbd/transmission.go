@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -65,7 +66,7 @@ type readWindow struct {
 func (c *conn) nextWindow() (w readWindow) {
 	stage := c.stageRoom()
 	if c.bulk && (c.cur == nil || c.fill != nil) {
-		stage = stage[:min(len(stage), max(0, requestSize-(c.w-c.r)))]
+		stage = stage[:min(len(stage), max(0, nbdwire.RequestSize-(c.w-c.r)))]
 	}
 	if o := c.fill; o != nil {
 		rest := o.clientBytes()[o.got:]
@@ -108,11 +109,11 @@ func (c *conn) advance() {
 // nextCommand takes one command. It returns false if the header is incomplete or too
 // many commands are in flight.
 func (c *conn) nextCommand() bool {
-	if c.w-c.r < requestSize {
+	if c.w-c.r < nbdwire.RequestSize {
 		return false
 	}
-	h := requestHeader(c.stage[c.r : c.r+requestSize])
-	if h.Magic() != magicRequest {
+	h := nbdwire.Request(c.stage[c.r : c.r+nbdwire.RequestSize])
+	if h.Magic() != nbdwire.MagicRequest {
 		c.closeSocket(errGarbage)
 		return false
 	}
@@ -121,9 +122,9 @@ func (c *conn) nextCommand() bool {
 		c.stalled = true
 		return false
 	}
-	c.r += requestSize
+	c.r += nbdwire.RequestSize
 	c.q.stats.requests.Add(1)
-	c.bulk = h.Type() == cmdWrite && h.Length() >= bulkSize
+	c.bulk = h.Type() == nbdwire.CmdWrite && h.Length() >= bulkSize
 	c.q.large = h.Length() >= largeSize
 	c.onCommand(r, h)
 	return true
@@ -131,10 +132,10 @@ func (c *conn) nextCommand() bool {
 
 // onCommand makes a command a request, or an error to answer. The payload of a
 // refused write is still in the stream; cover drops it.
-func (c *conn) onCommand(r *request, h requestHeader) {
+func (c *conn) onCommand(r *request, h nbdwire.Request) {
 	l := c.exp.limits.Load()
 	r.cookie = h.Cookie()
-	if h.Type() == cmdDisc {
+	if h.Type() == nbdwire.CmdDisc {
 		c.giveRequest(r)
 		c.setState(connDraining)
 		c.noteEnd()
@@ -149,7 +150,7 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 	}
 	if r.errno != blk.OK {
 		r.next = 0
-		if r.end = 0; h.Type() == cmdWrite {
+		if r.end = 0; h.Type() == nbdwire.CmdWrite {
 			r.end = uint64(h.Length())
 		}
 		return
@@ -169,17 +170,17 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 		r.stream = r.ordered && (r.headed || c.tooLong(r, l))
 		return
 	case blk.Extents:
-		r.one = h.Flags()&cmdFlagReqOne != 0
+		r.one = h.Flags()&nbdwire.CmdFlagReqOne != 0
 		r.end = r.next + r.nextRange(c.exp, l).len
 		return
 	case blk.Discard:
 		r.next, r.end = wholeBlocks(r.next, r.end, c.exp.block)
 	case blk.WriteZeroes:
-		if h.Flags()&cmdFlagNoHole != 0 {
+		if h.Flags()&nbdwire.CmdFlagNoHole != 0 {
 			r.flags |= blk.NoUnmap
 		}
 	}
-	if h.Flags()&cmdFlagFUA != 0 && l.WriteCache {
+	if h.Flags()&nbdwire.CmdFlagFUA != 0 && l.WriteCache {
 		r.flushAfter = !l.FUA || r.op == blk.Discard
 		if !r.flushAfter {
 			r.flags |= blk.FUA
@@ -188,26 +189,26 @@ func (c *conn) onCommand(r *request, h requestHeader) {
 }
 
 // checkCommand returns the operation of a command and the error to refuse it with.
-func (c *conn) checkCommand(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) {
+func (c *conn) checkCommand(l *blk.Limits, h nbdwire.Request) (blk.Op, blk.Errno) {
 	off, n := h.Offset(), uint64(h.Length())
-	allowed := uint16(cmdFlagFUA)
+	allowed := uint16(nbdwire.CmdFlagFUA)
 	beyond := blk.EINVAL
 	var op blk.Op
 	switch h.Type() {
-	case cmdRead:
+	case nbdwire.CmdRead:
 		op = blk.Read
-	case cmdWrite:
+	case nbdwire.CmdWrite:
 		op, beyond = blk.Write, blk.ENOSPC
-	case cmdFlush:
+	case nbdwire.CmdFlush:
 		op, off, n = blk.Flush, 0, 0
-	case cmdTrim:
+	case nbdwire.CmdTrim:
 		op = blk.Discard
-	case cmdWriteZeroes:
+	case nbdwire.CmdWriteZeroes:
 		op, beyond = blk.WriteZeroes, blk.ENOSPC
-		allowed |= cmdFlagNoHole
-	case cmdBlockStatus:
+		allowed |= nbdwire.CmdFlagNoHole
+	case nbdwire.CmdBlockStatus:
 		op = blk.Extents
-		allowed |= cmdFlagReqOne
+		allowed |= nbdwire.CmdFlagReqOne
 		if !c.allocation || n == 0 {
 			return op, blk.EINVAL
 		}
@@ -221,7 +222,7 @@ func (c *conn) checkCommand(l *blk.Limits, h requestHeader) (blk.Op, blk.Errno) 
 		return op, blk.EPERM
 	case op == blk.Discard && l.MaxDiscard == 0, op == blk.WriteZeroes && l.MaxWriteZeroes == 0:
 		return op, blk.EOPNOTSUPP
-	case op.HasData() && n > maxPayload:
+	case op.HasData() && n > nbdwire.MaxPayload:
 		return op, blk.EINVAL
 	case n > l.Size || off > l.Size-n:
 		return op, beyond

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
@@ -128,7 +129,7 @@ func (w *walker) run(t *testing.T, steps int) {
 			code = w.c.write(uint64(at), m)
 		case 3:
 			clear(m)
-			code = w.c.do(cmdWriteZeroes, cmdFlagFUA, uint64(at), w.piece, nil)
+			code = w.c.do(nbdwire.CmdWriteZeroes, nbdwire.CmdFlagFUA, uint64(at), w.piece, nil)
 		default:
 			got := make([]byte, w.piece)
 			code = w.c.read(uint64(at), got)
@@ -176,8 +177,8 @@ func TestPartialWriteDoesNotUndoWholeWrite(t *testing.T) {
 	whole, part := r.connect(false), r.connect(false)
 	for round := range 200 {
 		full := bytes.Repeat([]byte{byte(round)}, 1024)
-		p := whole.start(cmdWrite, 0, 0, len(full), full)
-		q := part.start(cmdWrite, 0, 500, 24, bytes.Repeat([]byte{0xee}, 24))
+		p := whole.start(nbdwire.CmdWrite, 0, 0, len(full), full)
+		q := part.start(nbdwire.CmdWrite, 0, 500, 24, bytes.Repeat([]byte{0xee}, 24))
 		for _, call := range []*call{p, q} {
 			if code, err := call.wait(); code != 0 || err != nil {
 				t.Fatal(code, err)
@@ -199,21 +200,21 @@ func TestLargestRequests(t *testing.T) {
 			}
 			r := newRig(t, rigConfig{slots: slots, limits: testLimits(36 << 20)})
 			c := r.connect(structured)
-			want := pattern(maxPayload, 1)
+			want := pattern(nbdwire.MaxPayload, 1)
 			if code := c.write(1<<20, want); code != 0 {
 				t.Fatal(code)
 			}
-			got := make([]byte, maxPayload)
+			got := make([]byte, nbdwire.MaxPayload)
 			if code := c.read(1<<20, got); code != 0 {
 				t.Fatal(code)
 			}
 			if !bytes.Equal(got, want) {
 				t.Fatal("data differ")
 			}
-			if code := c.do(cmdRead, 0, 0, maxPayload+1, nil); code != nbdEINVAL {
+			if code := c.do(nbdwire.CmdRead, 0, 0, nbdwire.MaxPayload+1, nil); code != nbdEINVAL {
 				t.Errorf("read of more than 32 MiB: error %d", code)
 			}
-			if code := c.write(0, make([]byte, maxPayload+1)); code != nbdEINVAL {
+			if code := c.write(0, make([]byte, nbdwire.MaxPayload+1)); code != nbdEINVAL {
 				t.Errorf("write of more than 32 MiB: error %d", code)
 			}
 			if code := c.read(1<<20, got[:512]); code != 0 || !bytes.Equal(got[:512], want[:512]) {
@@ -261,26 +262,26 @@ func TestRefusals(t *testing.T) {
 		n          int
 		want       uint32
 	}{
-		{"read beyond the end", l, cmdRead, 0, 1 << 20, 1, nbdEINVAL},
-		{"read across the end", l, cmdRead, 0, 1<<20 - 1, 2, nbdEINVAL},
-		{"read at an offset that wraps", l, cmdRead, 0, 1<<64 - 1, 2, nbdEINVAL},
-		{"write beyond the end", l, cmdWrite, 0, 1<<20 - 1, 512, nbdENOSPC},
-		{"write zeroes beyond the end", l, cmdWriteZeroes, 0, 1 << 20, 512, nbdENOSPC},
-		{"trim beyond the end", l, cmdTrim, 0, 1 << 20, 512, nbdEINVAL},
-		{"write to a read-only device", ro, cmdWrite, 0, 0, 512, nbdEPERM},
-		{"trim of a read-only device", ro, cmdTrim, 0, 0, 512, nbdEPERM},
-		{"trim where there is none", plain, cmdTrim, 0, 0, 512, nbdENOTSUP},
-		{"write zeroes where there is none", plain, cmdWriteZeroes, 0, 0, 512, nbdENOTSUP},
+		{"read beyond the end", l, nbdwire.CmdRead, 0, 1 << 20, 1, nbdEINVAL},
+		{"read across the end", l, nbdwire.CmdRead, 0, 1<<20 - 1, 2, nbdEINVAL},
+		{"read at an offset that wraps", l, nbdwire.CmdRead, 0, 1<<64 - 1, 2, nbdEINVAL},
+		{"write beyond the end", l, nbdwire.CmdWrite, 0, 1<<20 - 1, 512, nbdENOSPC},
+		{"write zeroes beyond the end", l, nbdwire.CmdWriteZeroes, 0, 1 << 20, 512, nbdENOSPC},
+		{"trim beyond the end", l, nbdwire.CmdTrim, 0, 1 << 20, 512, nbdEINVAL},
+		{"write to a read-only device", ro, nbdwire.CmdWrite, 0, 0, 512, nbdEPERM},
+		{"trim of a read-only device", ro, nbdwire.CmdTrim, 0, 0, 512, nbdEPERM},
+		{"trim where there is none", plain, nbdwire.CmdTrim, 0, 0, 512, nbdENOTSUP},
+		{"write zeroes where there is none", plain, nbdwire.CmdWriteZeroes, 0, 0, 512, nbdENOTSUP},
 		{"unknown command", l, 99, 0, 0, 512, nbdEINVAL},
 		{"cache", l, 5, 0, 0, 512, nbdEINVAL},
-		{"unknown flag on a read", l, cmdRead, 1 << 2, 0, 512, nbdEINVAL},
-		{"unknown flag on a write", l, cmdWrite, 1 << 7, 0, 512, nbdEINVAL},
-		{"fast zero", l, cmdWriteZeroes, 1 << 4, 0, 512, nbdEINVAL},
-		{"empty read", l, cmdRead, 0, 0, 0, 0},
-		{"empty write", l, cmdWrite, cmdFlagFUA, 0, 0, 0},
-		{"empty trim", l, cmdTrim, 0, 0, 0, 0},
-		{"trim of less than a block", l, cmdTrim, 0, 1, 510, 0},
-		{"read with FUA", l, cmdRead, cmdFlagFUA, 0, 512, 0},
+		{"unknown flag on a read", l, nbdwire.CmdRead, 1 << 2, 0, 512, nbdEINVAL},
+		{"unknown flag on a write", l, nbdwire.CmdWrite, 1 << 7, 0, 512, nbdEINVAL},
+		{"fast zero", l, nbdwire.CmdWriteZeroes, 1 << 4, 0, 512, nbdEINVAL},
+		{"empty read", l, nbdwire.CmdRead, 0, 0, 0, 0},
+		{"empty write", l, nbdwire.CmdWrite, nbdwire.CmdFlagFUA, 0, 0, 0},
+		{"empty trim", l, nbdwire.CmdTrim, 0, 0, 0, 0},
+		{"trim of less than a block", l, nbdwire.CmdTrim, 0, 1, 510, 0},
+		{"read with FUA", l, nbdwire.CmdRead, nbdwire.CmdFlagFUA, 0, 512, 0},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			bothReplies(t, func(t *testing.T, structured bool) {
@@ -323,7 +324,7 @@ func TestFirstErrorWins(t *testing.T) {
 		if code := c.write(8192+100, make([]byte, 10)); code != nbdENOSPC {
 			t.Errorf("read-modify-write: error %d", code)
 		}
-		if code := c.do(cmdTrim, 0, 8192, 4096, nil); code != nbdENOSPC {
+		if code := c.do(nbdwire.CmdTrim, 0, 8192, 4096, nil); code != nbdENOSPC {
 			t.Errorf("trim: error %d", code)
 		}
 		got := make([]byte, 4096)
@@ -349,7 +350,7 @@ func TestLateErrorOfStreamedRead(t *testing.T) {
 			}
 		})
 		c := r.connect(structured)
-		code, err := c.start(cmdRead, 0, 0, 128<<10, make([]byte, 128<<10)).wait()
+		code, err := c.start(nbdwire.CmdRead, 0, 0, 128<<10, make([]byte, 128<<10)).wait()
 		if structured && (code != nbdEIO || err != nil) {
 			t.Errorf("error %d, %v", code, err)
 		}

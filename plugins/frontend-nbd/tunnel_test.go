@@ -9,6 +9,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 )
 
 func (r *rig) noTunnels() {
@@ -25,16 +27,16 @@ func TestTunnel_OutstandingRequestsAreAnsweredBeforeTheEnd(t *testing.T) {
 			r, addr := tlsRig(t, rigConfig{}, a.server(true, false))
 			r.hosts[0].hold.Store(true)
 			c := secured(t, addr, a.client(), false)
-			c.conn.Write(command(cmdRead, 0, 1, 0, 1024))
+			c.conn.Write(command(nbdwire.CmdRead, 0, 1, 0, 1024))
 			if disc {
-				c.conn.Write(command(cmdDisc, 0, 0, 0, 0))
+				c.conn.Write(command(nbdwire.CmdDisc, 0, 0, 0, 0))
 			} else {
 				c.conn.(*tls.Conn).CloseWrite()
 			}
 			time.Sleep(10 * time.Millisecond)
 			r.hosts[0].hold.Store(false)
 			c.conn.SetReadDeadline(time.Now().Add(enough))
-			if b, err := io.ReadAll(c.conn); err != nil || len(b) != simpleSize+1024 {
+			if b, err := io.ReadAll(c.conn); err != nil || len(b) != nbdwire.SimpleSize+1024 {
 				t.Errorf("%d bytes, error %v", len(b), err)
 			}
 			c.conn.Close()
@@ -53,14 +55,14 @@ func TestTunnel_Ends(t *testing.T) {
 		"forged record": func(c *client) {
 			c.conn.(*tls.Conn).NetConn().Write(append([]byte{23, 3, 3, 0, 40}, make([]byte, 40)...))
 		},
-		"plain bytes":    func(c *client) { c.conn.(*tls.Conn).NetConn().Write(command(cmdRead, 0, 1, 0, 512)) },
+		"plain bytes":    func(c *client) { c.conn.(*tls.Conn).NetConn().Write(command(nbdwire.CmdRead, 0, 1, 0, 512)) },
 		"garbage in TLS": func(c *client) { c.conn.Write(bytes.Repeat([]byte("garbage!"), 1000)) },
 		"half a command": func(c *client) {
-			c.conn.Write(command(cmdWrite, 0, 1, 0, 4096)[:20])
+			c.conn.Write(command(nbdwire.CmdWrite, 0, 1, 0, 4096)[:20])
 			c.conn.Close()
 		},
 		"half a payload": func(c *client) {
-			c.conn.Write(append(command(cmdWrite, 0, 1, 0, 1<<20), make([]byte, 300000)...))
+			c.conn.Write(append(command(nbdwire.CmdWrite, 0, 1, 0, 1<<20), make([]byte, 300000)...))
 			c.conn.Close()
 		},
 	} {
@@ -85,7 +87,7 @@ func TestTunnel_RemovalEndsAClientThatDoesNotRead(t *testing.T) {
 	slow := secured(t, addr, a.client(), true)
 	go func() {
 		for i := range 200 {
-			if _, err := slow.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
+			if _, err := slow.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
 				return
 			}
 		}
@@ -108,7 +110,7 @@ func TestTunnel_SlowReaderDoesNotStallOthers(t *testing.T) {
 	slow := secured(t, addr, a.client(), true)
 	go func() {
 		for i := range 200 {
-			if _, err := slow.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
+			if _, err := slow.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
 				return
 			}
 		}
@@ -133,7 +135,7 @@ func TestTunnel_ClientsThatHoldEverySlotAreClosed(t *testing.T) {
 		c := secured(t, addr, a.client(), true)
 		go func() {
 			for i := range 64 {
-				if _, err := c.conn.Write(command(cmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
+				if _, err := c.conn.Write(command(nbdwire.CmdRead, 0, uint64(i), 0, 1<<20)); err != nil {
 					return
 				}
 			}

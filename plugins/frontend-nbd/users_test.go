@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/nbdwire"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/ratelimit"
 )
@@ -51,11 +52,11 @@ func TestTLS_HandshakesThatFailAreTold(t *testing.T) {
 		{"revoked", "is revoked", "dns:lost", func(conn net.Conn) { shake(upgrade(conn, lost)) }},
 		{"of a name that is none", "", "", func(conn net.Conn) { shake(upgrade(conn, with(t, newAuthority(t).client(), odd, oddKey))) }},
 		{"garbage", "TLS handshake", "", func(conn net.Conn) {
-			mustAsk(t, conn, optStartTLS, nil, repAck)
+			mustAsk(t, conn, nbdwire.OptStartTLS, nil, nbdwire.RepAck)
 			conn.Write([]byte("\x1b[2J no TLS \n"))
 			conn.Read(make([]byte, 1))
 		}},
-		{"without TLS", "without TLS, which is required", "", func(conn net.Conn) { mustAsk(t, conn, optGo, goData("disk0"), needsTLS) }},
+		{"without TLS", "without TLS, which is required", "", func(conn net.Conn) { mustAsk(t, conn, nbdwire.OptGo, goData("disk0"), needsTLS) }},
 	} {
 		c.do(greeted(t, "tcp", addr))
 		e := eventsOf(t, r.f, 1)
@@ -77,7 +78,7 @@ func TestTLS_RefusalsAreBounded(t *testing.T) {
 	attempts := 3 * ratelimit.Refusals.Burst
 	for range attempts {
 		conn := greeted(t, "tcp", addr)
-		mustAsk(t, conn, optGo, goData("disk0"), needsTLS)
+		mustAsk(t, conn, nbdwire.OptGo, goData("disk0"), needsTLS)
 		conn.Close()
 	}
 	c := secured(t, addr, a.member("web"), true)
