@@ -7,7 +7,7 @@
 MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-client modules/ipoib modules/bond
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/io-nbd plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
-ALL      := $(MODULES) $(PROGRAMS) test tools
+ALL      := $(MODULES) $(PROGRAMS) plugins/io-rbd test tools
 DEBIAN_PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 stress-ng iproute2 strace groff-base fuse3 busybox rpm
 DEBIAN_PACKAGES_LONG := lintian podman crun
 RESULTS  := .cache/test-results
@@ -60,6 +60,11 @@ build: ## every program and plugin, into bin/
 		cgo=$(CGO_ENABLED); [ $$p != cmd/rnbd ] || cgo=$(CGO_RNBD); \
 		{ CGO_ENABLED=$$cgo go build -v -o "$$BIN/" ./$$p 2>&1 || echo "BUILD FAILED"; } | $(SHOW_BUILD) || exit 1; done
 	@"$$BIN/rnbd" version | grep fabrics:
+
+# The storage plugin for Ceph needs cgo and librbd, and is in no package. Without the tag it is a
+# program that says so, which all modules are checked with.
+io-rbd: ## the storage plugin for Ceph, into bin/ (a C compiler, librbd-dev, librados-dev)
+	@mkdir -p "$$BIN" && CGO_ENABLED=1 go build -tags librbd,pacific -o "$$BIN/" ./plugins/io-rbd
 
 demo: build ## export, map, copy, kill a plugin, verify: ten seconds; before the first one minutes to compile
 	@echo "build test/demo"
@@ -123,6 +128,20 @@ test-changed-instruments:
 
 test-versions: build ## the last release with this version: daemons, plugins, commands, files (needs the history of git)
 	@RNBD_LONG=1 go run ./tools/gotest -out $(RESULTS)/versions.json -timeout 45m $(if $(RUN),-run '$(RUN)') ./test/versions
+
+# Debian's packages are unpacked, not installed: the libraries and headers too.
+export CEPH_ROOT := $(CURDIR)/.cache/ceph/root
+CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev
+
+$(CEPH_ROOT)/usr/bin/ceph-osd:
+	@mkdir -p .cache/ceph/debs && { $(APT_UPDATE); } && cd .cache/ceph/debs && \
+		apt-get download -qq $$(apt-get install --no-install-recommends -s $(CEPH_PACKAGES) | sed -n 's/^Inst \([^ ]*\).*/\1/p') librbd1 librados2 && \
+		for d in *.deb; do dpkg -x "$$d" ../root || exit 1; done && rm *.deb
+
+test-ceph: build c-compiler $(CEPH_ROOT)/usr/bin/ceph-osd ## the storage plugin for Ceph, with a cluster of one OSD (Debian on amd64; about three minutes)
+	@CGO_CFLAGS="-I$$CEPH_ROOT/usr/include" CGO_LDFLAGS="-L$$CEPH_ROOT/usr/lib/x86_64-linux-gnu -Wl,-rpath,$$CEPH_ROOT/usr/lib/x86_64-linux-gnu" \
+		$(MAKE) --no-print-directory io-rbd
+	@RNBD_CEPH="$$CEPH_ROOT" go run ./tools/gotest -isolate -out $(RESULTS)/ceph.json -timeout 20m ./test/ceph
 
 # After test-kernel, run conformance again: the numbers proven with the kernel count then.
 test-kernel: build ## with the Linux kernel as the peer, in a virtual machine (root, about 20 minutes)
@@ -306,4 +325,4 @@ release-check: ## build every module as a user would, without the workspace
 clean: ## remove what was built and measured: bin, dist, .cache, bench-results*
 	@rm -rf bin dist .cache bench-results*
 
-.PHONY: help build demo test check check-suites c-compiler test-versions tools-for-test test-modules test-e2e test-instruments test-changed-instruments test-kernel test-devices test-disks test-disks-ublk test-disks-nbd test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean
+.PHONY: help build io-rbd test-ceph demo test check check-suites c-compiler test-versions tools-for-test test-modules test-e2e test-instruments test-changed-instruments test-kernel test-devices test-disks test-disks-ublk test-disks-nbd test-boot test-packages test-packages-full tools-for-packages soak tools-for-soak test-kernel-full conformance fuzz simulate mutants mutants-sim faults bench bench-report timeline bench-net bench-kernel bench-kernel-report lint vuln man install packages release release-programs generate tidy release-check clean

@@ -70,7 +70,7 @@ const cgoPackage = "modules/rtrs/provider/ibverbs"
 // released are the modules that the rules are about.
 var released = []string{
 	"modules/rtrs", "modules/rnbd-sdk", "modules/rnbd-server", "modules/rnbd-client", "modules/ipoib", "modules/bond",
-	"plugins/io-blockio", "plugins/io-fileio", "plugins/io-nbd", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
+	"plugins/io-blockio", "plugins/io-fileio", "plugins/io-nbd", "plugins/io-rbd", "plugins/frontend-nbd", "plugins/frontend-ublk", "plugins/frontend-fuse", "cmd/rnbd", "cmd/rnbd-net", "examples/io-memory",
 }
 
 func root() string {
