@@ -153,6 +153,9 @@ func mapHint(err error, r *controlpb.MapRequest) error {
 
 // printMapped shows a device that was just mapped.
 func (c *call) printMapped(ctx context.Context, d *daemons, mapped *controlpb.ClientDevice) error {
+	for _, why := range mapped.PassedOver {
+		c.say("not by %s", why)
+	}
 	host := ""
 	if inv, err := d.look(ctx, false); err == nil {
 		if s, err := inv.session(mapped.Session); err == nil {

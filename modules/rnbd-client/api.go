@@ -249,6 +249,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 		out.FailsUnixMs = d.patienceEnds.UnixMilli()
 	}
 	out.ExportedSize, out.IoMode = d.served, d.ioMode
+	out.PassedOver = d.passedOver
 	out.WritesLost, out.WriteLosses = d.lossText(), d.losses
 	return out
 }

@@ -27,10 +27,14 @@ func (c *Client) choose(name string) ([]choice, error) {
 		return nil, nil
 	case FrontendAuto:
 		try(frontendUblk, nil)
-		try(frontendNBD, attach)
-		if len(out) > 1 && out[0].fe.fails() {
-			slices.Reverse(out)
+		if c.hasLoops() { // a disk before a socket
+			try(frontendNBD, map[string]string{settingAttach: "yes"})
+			try(frontendFuse, loop)
+			try(frontendNBD, map[string]string{settingAttach: "no"})
+		} else {
+			try(frontendNBD, attach)
 		}
+		startingFirst(out)
 		if len(out) == 0 && len(c.frontends) > 0 { // only plugins with other names are configured
 			out = append(out, choice{fe: c.frontends[0]})
 		}
@@ -66,6 +70,33 @@ func frontendAsAsked(name, location string) string {
 	return name
 }
 
+// startingFirst puts the front ends whose process does not start behind the others.
+func startingFirst(all []choice) {
+	rank := func(ch choice) int {
+		if ch.fe.fails() {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(a, b choice) int { return rank(a) - rank(b) })
+}
+
+// hasLoops reports whether the front end "fuse-loop" may work here.
+func (c *Client) hasLoops() bool {
+	return len(c.cfg.LoopTool) > 0 && slices.ContainsFunc(c.frontends, func(f *frontend) bool { return f.cfg.Name == frontendFuse && f.cfg.MountDir != "" })
+}
+
+// name is the word of users for the choice.
+func (c choice) name() string {
+	switch {
+	case c.settings[settingLoop] == loopYes:
+		return FrontendFuseLoop
+	case c.settings[settingAttach] == "no":
+		return FrontendNBDSocket
+	}
+	return c.fe.cfg.Name
+}
+
 // appear shows d to users by the first choice that works on this host.
 func (d *Device) appear(ctx context.Context) error {
 	if len(d.choices) == 0 {
@@ -83,7 +114,10 @@ func (d *Device) appear(ctx context.Context) error {
 		if len(d.choices) == 1 || !unavailable(err) {
 			return err
 		}
-		d.log.Info("front end does not work here, trying the next", "frontend", fe.cfg.Name, "cause", err)
+		d.log.Info("front end does not work here, trying the next", "frontend", d.choices[0].name(), "cause", err)
+		d.mu.Lock()
+		d.passedOver = append(d.passedOver, fmt.Sprintf("%s: %v", d.choices[0].name(), err))
+		d.mu.Unlock()
 		fe.release(d)
 		d.choices = d.choices[1:]
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/loopdev"
 )
 
 func TestChoose(t *testing.T) {
@@ -13,6 +14,15 @@ func TestChoose(t *testing.T) {
 		c := &Client{cfg: Config{Frontend: def}}
 		for _, n := range names {
 			c.frontends = append(c.frontends, &frontend{cfg: FrontendConfig{Name: n}})
+		}
+		return c
+	}
+	loops := func(c *Client) *Client {
+		c.cfg.LoopTool = loopdev.Tool{"tool"}
+		for _, f := range c.frontends {
+			if f.cfg.Name == "fuse" {
+				f.cfg.MountDir = "/run/disks"
+			}
 		}
 		return c
 	}
@@ -24,6 +34,9 @@ func TestChoose(t *testing.T) {
 		errno  blk.Errno
 	}{
 		{"auto takes a disk before a socket", with("", "nbd", "ublk"), "auto", "ublk nbd(auto)", 0},
+		{"auto takes a loop device before a socket", loops(with("", "nbd", "ublk", "fuse")), "auto", "ublk nbd(yes) fuse(loop) nbd(no)", 0},
+		{"fuse-loop", loops(with("", "fuse")), "fuse-loop", "fuse(loop)", 0},
+		{"fuse-loop without files", with("", "nbd"), "fuse-loop", "", blk.EINVAL},
 		{"auto without ublk", with("", "nbd"), "auto", "nbd(auto)", 0},
 		{"auto with others only", with("", "vhost", "fuse"), "auto", "vhost", 0},
 		{"auto without any", with(""), "auto", "", blk.ENODEV},
@@ -44,6 +57,9 @@ func TestChoose(t *testing.T) {
 			got += c.fe.cfg.Name
 			if a := c.settings[settingAttach]; a != "" {
 				got += "(" + a + ")"
+			}
+			if c.name() == FrontendFuseLoop {
+				got += "(loop)"
 			}
 		}
 		if got != v.want || v.errno == 0 && err != nil || v.errno != 0 && blk.ToErrno(err) != v.errno {

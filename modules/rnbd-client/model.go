@@ -64,6 +64,7 @@ type Client struct {
 	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
 	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it
 
+	files     keptFiles       // of mappings that are to be made again
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
 	restoring sync.WaitGroup
@@ -74,6 +75,12 @@ type Client struct {
 	sessions map[string]*session
 	changing map[string]chan struct{} // names of sessions that are being opened or closed
 	ended    endedSessions
+}
+
+// keptFiles has the mounts of devices that are to be mapped again, by the identities of the mappings.
+type keptFiles struct {
+	mu   sync.Mutex
+	byID map[string]*mountedFile
 }
 
 // endedSessions has the end times of sessions of this client that ended lately,
@@ -162,12 +169,13 @@ type Device struct {
 	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
 	patienceEnds time.Time
 	lastError    string
-	location     string // where users find it, reported by the front end
-	served       uint64 // last size from the server, in bytes
-	known        *known // nil: not opened yet
-	settled      uint64 // acknowledged writes whose loss, or success, users know; see durable.go
-	losses       uint64 // how often acknowledged writes were lost
-	asking       bool   // askAgain runs
+	location     string   // where users find it, reported by the front end
+	passedOver   []string // front ends of "auto" that do not work here, with the reason
+	served       uint64   // last size from the server, in bytes
+	known        *known   // nil: not opened yet
+	settled      uint64   // acknowledged writes whose loss, or success, users know; see durable.go
+	losses       uint64   // how often acknowledged writes were lost
+	asking       bool     // askAgain runs
 
 	asksExtents chan struct{} // has room for the EXTENTS that may be under way: one
 }

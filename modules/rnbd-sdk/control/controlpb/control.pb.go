@@ -2633,6 +2633,7 @@ type ClientDevice struct {
 	FailsUnixMs    int64                  `protobuf:"varint,23,opt,name=fails_unix_ms,json=failsUnixMs,proto3" json:"fails_unix_ms,omitempty"` // closed: when waiting requests fail; 0: nothing waits, or for ever
 	WritesLost     string                 `protobuf:"bytes,30,opt,name=writes_lost,json=writesLost,proto3" json:"writes_lost,omitempty"`       // why a flush fails or has failed: acknowledged writes were lost; empty: none were
 	WriteLosses    uint64                 `protobuf:"varint,31,opt,name=write_losses,json=writeLosses,proto3" json:"write_losses,omitempty"`   // how often that happened
+	PassedOver     []string               `protobuf:"bytes,32,rep,name=passed_over,json=passedOver,proto3" json:"passed_over,omitempty"`       // front ends of "auto" that do not work here, each with the reason behind a colon
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2840,6 +2841,13 @@ func (x *ClientDevice) GetWriteLosses() uint64 {
 		return x.WriteLosses
 	}
 	return 0
+}
+
+func (x *ClientDevice) GetPassedOver() []string {
+	if x != nil {
+		return x.PassedOver
+	}
+	return nil
 }
 
 type ClientDeviceList struct {
@@ -4600,7 +4608,7 @@ const file_control_proto_rawDesc = "" +
 	"\aio_mode\x18\t \x01(\tR\x06ioMode\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\a\n" +
 	"\fClientDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
@@ -4633,7 +4641,9 @@ const file_control_proto_rawDesc = "" +
 	"\rfails_unix_ms\x18\x17 \x01(\x03R\vfailsUnixMs\x12\x1f\n" +
 	"\vwrites_lost\x18\x1e \x01(\tR\n" +
 	"writesLost\x12!\n" +
-	"\fwrite_losses\x18\x1f \x01(\x04R\vwriteLosses\x1a:\n" +
+	"\fwrite_losses\x18\x1f \x01(\x04R\vwriteLosses\x12\x1f\n" +
+	"\vpassed_over\x18  \x03(\tR\n" +
+	"passedOver\x1a:\n" +
 	"\fOptionsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
