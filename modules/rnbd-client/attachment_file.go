@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"path/filepath"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
@@ -17,13 +16,20 @@ func (a *attachment) specWithFile() (plugin.DeviceSpec, error) {
 		return spec, nil
 	}
 	if a.file == nil {
+		a.file = a.fe.client.files.take(spec.Identity)
+	}
+	if a.file == nil {
 		m, err := mountDeviceFile(a.fe.cfg.MountDir, spec.Name)
 		if err != nil {
 			return spec, err
 		}
 		a.file = m
-		spec.Location = "" // the mount is new
 	}
+	spec.Location = ""
+	if a.file.served { // the process asks for the requests of the one before
+		spec.Location = a.file.path
+	}
+	a.file.served = true
 	spec.Channel = a.file.channel
 	spec.Config = withSetting(spec.Config, settingPath, a.file.path)
 	return spec, nil
@@ -40,24 +46,38 @@ func withSetting(settings map[string]string, key, value string) map[string]strin
 	return out
 }
 
-// unmountFile removes the mount of the attachment, if there is one. Only the worker calls
-// it.
-func (a *attachment) unmountFile(force bool) error {
-	if a.file == nil {
-		return nil
-	}
-	if force && a.hasLoop() {
-		ctx, cancel := context.WithTimeout(context.Background(), forcedClose)
-		defer cancel()
-		if err := a.fe.client.cfg.LoopTool.Detach(ctx, a.file.path, true); err != nil {
-			a.log.Warn("loop device of an unmapped device stays until losetup removes it", "file", a.file.path, "err", err)
-		}
-	}
-	if err := a.file.unmount(force); err != nil {
+// unmountFile removes the mount of the attachment unless the file is in use. Only the
+// worker calls it.
+func (a *attachment) unmountFile() error {
+	if err := a.file.unmount(false); err != nil {
 		return err
 	}
 	a.file = nil
 	return nil
+}
+
+// leaveFile ends the attachment's use of its mount: the mount is kept for the next mapping
+// of the device, or removed. Only the worker calls it, at its end.
+func (a *attachment) leaveFile() {
+	if a.file == nil {
+		return
+	}
+	m := a.file
+	a.file = nil
+	if a.isLeft() {
+		a.fe.client.files.keep(a.spec.Identity, m)
+		return
+	}
+	if err := a.fe.client.endFile(m); err != nil {
+		a.log.Error("mount of an unmapped device stays until umount removes it", "err", err)
+	}
+}
+
+// isLeft reports whether the device is to be mapped again.
+func (a *attachment) isLeft() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.want == wantLeft
 }
 
 // clearMounts removes the mounts that a killed daemon has left.

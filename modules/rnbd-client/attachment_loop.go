@@ -39,6 +39,7 @@ func (a *attachment) locate(ctx context.Context, location string) (string, error
 		d.Node = a.spec.Location
 	}
 	a.mu.Unlock()
+	a.file.disk = true
 	node, err := a.fe.client.cfg.LoopTool.Attach(ctx, d)
 	if err != nil {
 		return "", fmt.Errorf("loop device of %s: %w", a.file.path, err)
@@ -60,7 +61,7 @@ func (a *attachment) takeFile(ctx context.Context) error {
 		}
 		a.file.node = ""
 	}
-	err := a.unmountFile(false)
+	err := a.unmountFile()
 	if err != nil && had { // users of the file stay, so does the disk
 		if _, lerr := a.locate(ctx, ""); lerr != nil {
 			a.log.Error("loop device of a device in use is lost; unmap the device", "err", lerr)

@@ -21,7 +21,7 @@ func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *
 		Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,
 		Config: d.settings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
 	})
-	first := &firstTry{ctx: ctx, fresh: d.Location() == "", ended: make(chan struct{})}
+	first := &firstTry{ctx: ctx, fresh: d.Location() == "" && !f.client.files.has(d.identity), ended: make(chan struct{})}
 	a.dev, a.first = d, first
 	d.att.Store(a)
 	if err := f.addAttachment(a); err != nil {
@@ -51,9 +51,7 @@ func (f *frontend) addAttachment(a *attachment) error {
 func (a *attachment) run() {
 	for a.work() {
 	}
-	if err := a.unmountFile(true); err != nil {
-		a.log.Error("mount of an unmapped device stays until umount removes it", "err", err)
-	}
+	a.leaveFile()
 	a.fe.removeAttachment(a, a.undone)
 	close(a.done)
 	if a.node {

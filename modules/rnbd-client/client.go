@@ -120,6 +120,9 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, f := range c.frontends {
 		errs = append(errs, f.stop(ctx))
 	}
+	for id := range c.files.all() {
+		errs = append(errs, c.endFile(c.files.take(id)))
+	}
 	await(&c.retiring, forcedClose) // a process that was starting may have used their memory
 	c.endLife()
 	c.watchers.Wait()

@@ -43,7 +43,7 @@
 //	queue*, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
 //	extents, durable         data and holes of a device; writes that a power cut may lose
-//	links, state, leftover, attachment, names, pathspec, fabrics
+//	links, state, leftover, attachment, keptfile, names, pathspec, fabrics
 //	                         links to disks; the file for the next daemon; what
 //	                         attachments share; names of disks and sessions; addresses
 //	                         and fabrics

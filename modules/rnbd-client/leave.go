@@ -45,8 +45,9 @@ type Handover struct {
 
 	state handoverState
 	conns []plugin.Connection
-	from  *Client // nil: another process
-	early bool    // the fabrics are open
+	files map[string]*mountedFile // by the identity of the mapping; those of from stay from's
+	from  *Client                 // nil: another process
+	early bool                    // the fabrics are open
 }
 
 // handoverState is the part of a Handover without descriptors.
@@ -57,6 +58,9 @@ type handoverState struct {
 	Leftovers []savedLeftover `json:"leftovers,omitempty"` // as in the state file
 
 	Kept map[string]string `json:"kept,omitempty"`
+	// Files are mounts of devices. An older process does not know them, and their
+	// descriptors make it refuse the hand-over.
+	Files []savedFile `json:"files,omitempty"`
 }
 
 // handoverVersion is that of handoverState.
@@ -65,17 +69,23 @@ const handoverVersion = 1
 // State returns the part without descriptors, as JSON in one line, and Connections
 // the rest.
 func (h *Handover) State() ([]byte, error) {
-	h.state.Kept = h.Kept
+	h.state.Kept, h.state.Files = h.Kept, saveFiles(h.files)
 	return json.Marshal(&h.state)
 }
 
-// Connections returns the connections of users. They stay h's.
-func (h *Handover) Connections() []plugin.Connection { return h.conns }
+// Connections returns the connections of users, and the descriptors of mounts in the same
+// form. They stay h's.
+func (h *Handover) Connections() []plugin.Connection {
+	return slices.Concat(h.conns, fileConnections(h.files))
+}
 
-// Close closes the descriptors of the connections.
+// Close closes the descriptors of the connections, and those of mounts that belong to h.
 func (h *Handover) Close() {
 	plugin.CloseConnections(h.conns)
-	h.conns = nil
+	if h.from == nil {
+		closeFiles(h.files)
+	}
+	h.conns, h.files = nil, nil
 }
 
 // ParseHandover is the reverse of State and Connections. It owns conns.
@@ -84,6 +94,9 @@ func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
 	err := json.Unmarshal(state, &h.state)
 	if err == nil && h.state.Version != handoverVersion {
 		err = fmt.Errorf("the running process hands its devices over by version %d, this program knows %d: restart the daemon in place of upgrading it", h.state.Version, handoverVersion)
+	}
+	if err == nil {
+		h.conns, h.files, err = splitFiles(h.state.Files, conns)
 	}
 	if err != nil {
 		h.Close()
@@ -161,7 +174,7 @@ func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
 		switch {
 		case err == nil:
 			h.state.Devices = append(h.state.Devices, s)
-		case errors.Is(err, errNoServer) && isNode(s.Location):
+		case errors.Is(err, errNoServer) && (isNode(s.Location) || p.d.fe.Load().cfg.MountDir != ""):
 			waiting = append(waiting, s)
 		default:
 			return nil, err
@@ -218,7 +231,9 @@ func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
 	conns, closed, err := host.ReleaseConnections(ctx, settleTime)
 	if blk.ToErrno(err) == blk.EOPNOTSUPP {
 		f.parting.Store(true)
-		h.Closed += f.users(ctx, host)
+		if f.cfg.MountDir == "" { // users of mounts wait
+			h.Closed += f.users(ctx, host)
+		}
 		return nil
 	}
 	if err != nil {
@@ -335,9 +350,12 @@ func (c *Client) stay(places ...*place) {
 	}
 }
 
-// HandedOver ends the hand-over: another process serves. Names of sockets
+// HandedOver ends the hand-over: another process serves. Names of sockets, mounts
 // and the state file belong to it.
 func (c *Client) HandedOver() {
+	for id := range c.files.all() {
+		c.files.take(id).channel.Close()
+	}
 	for _, f := range c.frontends {
 		for i := range f.sockets {
 			f.sockets[i].path = ""

@@ -114,8 +114,9 @@ func (p *departure) settleDisks(ctx context.Context) error {
 	return err
 }
 
-// closeFabrics is the step after which the fabrics must be opened again.
+// closeFabrics is the step after which the fabrics must be opened again, and the mounts
+// are those of the next process.
 func (p *departure) closeFabrics(ctx context.Context) error {
-	p.h.early = false
+	p.h.early, p.h.files = false, p.client.files.all()
 	return p.client.closeFabrics(ctx)
 }

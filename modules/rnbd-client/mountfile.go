@@ -39,6 +39,8 @@ type mountedFile struct {
 	channel *os.File // of /dev/fuse
 	helper  bool     // fusermount3 has mounted it
 	node    string   // of the loop device on the file; empty: there is none
+	disk    bool     // a loop device is or may be on the file
+	served  bool     // a process has served it, which may have taken requests
 }
 
 // mountDeviceFile mounts a file at dir/name. The folder dir is made if there is none. A
@@ -83,6 +85,9 @@ func (m *mountedFile) makeMountPoint() error {
 // mount mounts the file, by fusermount3 without the right to mount.
 func (m *mountedFile) mount() error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("there is no /dev/fuse: load the module fuse, or give the container the node: %w", unix.ENODEV)
+	}
 	if err != nil {
 		return fmt.Errorf("open /dev/fuse: %w", err)
 	}
@@ -177,7 +182,7 @@ func unmountByHelper(path string, force bool) error {
 // mountSource is the source of this process's mounts in the mount table.
 func mountSource() string { return fmt.Sprintf("rnbd:%d", os.Getpid()) }
 
-// removeDeadMounts removes the mounts below dir whose daemon has ended, with the loop
+// removeDeadMounts removes the mounts below dir that no process serves, with the loop
 // devices on their files. The files answer nothing. Users of a loop device keep it.
 func removeDeadMounts(dir string, tool loopdev.Tool) error {
 	table, err := os.Open("/proc/self/mountinfo")
@@ -187,7 +192,7 @@ func removeDeadMounts(dir string, tool loopdev.Tool) error {
 	defer table.Close()
 	for lines := bufio.NewScanner(table); lines.Scan(); {
 		path, source, ok := parseMount(lines.Text())
-		if !ok || filepath.Dir(path) != dir || isAlive(source) {
+		if !ok || filepath.Dir(path) != dir || isAlive(source) || !isDead(path) {
 			continue
 		}
 		if len(loopdev.Of(path)) > 0 {
@@ -235,6 +240,26 @@ func unescapeMount(s string) string {
 		b.WriteByte(s[i])
 	}
 	return b.String()
+}
+
+// lookTime bounds the wait for a mount's answer. The process that serves it may be just
+// being restarted.
+const lookTime = time.Second
+
+// isDead reports whether no process has the descriptor of the mount at path any more. A daemon
+// hands its mounts over to the next process, so the daemon of its source may have ended.
+func isDead(path string) bool {
+	answer := make(chan error, 1)
+	go func() {
+		var st unix.Statfs_t
+		answer <- unix.Statfs(path, &st)
+	}()
+	select {
+	case err := <-answer:
+		return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
+	case <-time.After(lookTime):
+		return false
+	}
 }
 
 // isAlive reports whether the daemon of a mount's source runs.

@@ -30,6 +30,12 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 			reopened = c.reopenFabrics()
 		}
 	}
+	if !own {
+		for id, m := range h.files {
+			c.files.keep(id, m)
+		}
+		h.files = nil
+	}
 	c.expect(h, own)
 	errs := make([]error, len(h.state.Devices))
 	var mapping sync.WaitGroup
@@ -201,5 +207,10 @@ func (c *Client) endReturn() {
 		c.returning = false
 		c.sweepLinks()
 		c.save()
+		for id := range c.files.all() {
+			if _, waits := c.waitingRequest(id); !waits {
+				c.endKept(id)
+			}
+		}
 	}
 }

@@ -177,6 +177,7 @@ func (c *Client) drop(name string, force bool) (found bool, err error) {
 		return true, fmt.Errorf("%s %s, and its users with it; forced, it is given up: %w", s.Location, s.waits(), syscall.EBUSY)
 	}
 	c.removeWaiting(s.Identity)
+	c.endKept(s.Identity)
 	c.save()
 	if s.hasUsers() {
 		c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)

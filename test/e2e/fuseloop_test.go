@@ -238,3 +238,60 @@ func TestFuseLoop_Grows(t *testing.T) {
 		return readLine(t, "/sys/block/"+filepath.Base(r.disk.Endpoint)+"/size") == "196608"
 	})
 }
+
+// TestFuseLoop_UpgradeKeepsDisksAndFiles upgrades the client twice while fio writes to a
+// disk and to a file. The third process must not take the mounts of the first one for dead.
+func TestFuseLoop_UpgradeKeepsDisksAndFiles(t *testing.T) {
+	fio := lab.Tool(t, "fio")
+	r := newLoopRig(t, 64<<20)
+	r.lab.Image("other.img", 64<<20)
+	file := r.lab.Map(r.client, "other.img", r.server, withFuse)
+	first := startFio(t, fio, "--filename="+r.disk.Endpoint, "--size=16m")
+	second := startFio(t, fio, "--filename="+file.Endpoint, "--size=16m")
+	for range 2 {
+		time.Sleep(700 * time.Millisecond)
+		reply, err := r.client.Upgrade("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reply.Closed != 0 {
+			t.Errorf("%d users are closed", reply.Closed)
+		}
+	}
+	for _, done := range []<-chan error{first, second} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, want := range []*controlpb.ClientDevice{r.disk, file} {
+		d, err := r.client.Device(want.Name)
+		if err != nil || d.Endpoint != want.Endpoint {
+			t.Errorf("device %v after the upgrade, want %s, %v", d, want.Endpoint, err)
+		}
+		if err := r.client.Unmap(want.Name, false); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(filepath.Join(r.dir, want.Name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the file of an unmapped device: %v", err)
+		}
+	}
+	if got := loopdev.Of(r.file()); len(got) != 0 {
+		t.Errorf("loop devices after the unmap: %q", got)
+	}
+}
+
+// TestFuseLoop_IsChosenBeforeASocket maps with the front end "auto" where neither ublk nor
+// nbd is there.
+func TestFuseLoop_IsChosenBeforeASocket(t *testing.T) {
+	for _, node := range []string{"/dev/ublk-control", "/sys/module/nbd"} {
+		if _, err := os.Stat(node); err == nil {
+			t.Skip("this host has ", node)
+		}
+	}
+	r := newLoopRig(t, 64<<20)
+	r.lab.Image("other.img", 1<<20)
+	d := r.lab.Map(r.client, "other.img", r.server, func(m *controlpb.MapRequest) { m.Frontend = "auto" })
+	if d.Frontend != "fuse-loop" || len(d.PassedOver) != 2 || !strings.HasPrefix(d.PassedOver[0], "ublk: ") || !strings.HasPrefix(d.PassedOver[1], "nbd: ") {
+		t.Errorf("front end %s, passed over %q", d.Frontend, d.PassedOver)
+	}
+}
