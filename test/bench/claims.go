@@ -243,8 +243,10 @@ func (c claim) quick() bool {
 		return c.w.Write && c.w.Depth == 16
 	case "P5":
 		return c.w.Write && (c.w.Depth == 16 || c.w.Seq)
-	case "P4", "P8", "P11", "P14", "T1", "T2", "T3", "T5":
+	case "P4", "P8", "P11", "P14", "U12", "T1", "T2", "T3", "T5":
 		return c.w.Write
+	case "U11":
+		return c.w.Write && c.w.Depth == 32
 	case "U10":
 		return c.w.Write && c.w.Depth == 64
 	case "P7", "P13", "T4":

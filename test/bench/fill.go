@@ -39,6 +39,16 @@ func fillFile(path string, size int64) error {
 	if err != nil {
 		return err
 	}
+	f.Close()
+	return fillOpen(path, size)
+}
+
+// fillOpen writes every byte of a file or device that is there.
+func fillOpen(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
 	defer f.Close()
 	buf := make([]byte, 1<<20)
 	for off := int64(0); off < size; off += int64(len(buf)) {

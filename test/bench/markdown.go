@@ -35,6 +35,8 @@ var titles = map[string]string{
 	"U8":  "NBD socket, CPU time of all processes of both ends with fio, at depth 32: against nbdkit reached directly",
 	"U9":  "One device, 64 jobs, by the NBD socket and by the library: against our own best with fewer",
 	"U10": "NBD socket while stress-ng computes on one core: against the same without it",
+	"U11": "A file of the front end fuse, 4 KiB direct: against the NBD socket",
+	"U12": "A disk of fuse-loop, 4 KiB direct at depth 32: against the file",
 	"I1":  "15 files beside one that hangs, the library, against the same without the hang",
 	"I2":  "15 block devices beside one that hangs, the library, against the same without the hang",
 	"I3":  "15 files beside one that hangs, the NBD front end, against the same without the hang",

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strconv"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 )
 
@@ -12,6 +14,8 @@ import (
 // application's process, and a storage plugin without server and network.
 const (
 	frontEnd    = "rnbd, NBD front end"
+	fuseFile    = "rnbd, FUSE file"
+	fuseLoop    = "rnbd, fuse-loop"
 	direct      = "rnbd, client library"
 	crcOff      = ", CRC off"
 	overRoCE    = "rnbd, client library over rocev2"
@@ -45,6 +49,8 @@ func (s *site) addNetwork(ctx context.Context) error {
 	if err := s.addRoCE(); err != nil {
 		return err
 	}
+	s.try(fuseFile, s.addFuse(fuseFile, "fuse"))
+	s.try(fuseLoop, s.addFuse(fuseLoop, "fuse-loop"))
 	s.addPeers(ctx)
 	s.try(floorSocket, s.addFloor(ctx))
 	s.addBusy()
@@ -96,6 +102,34 @@ func (s *site) addFrontEnd(ctx context.Context, name string, crc bool) error {
 	}
 	t := s.addFio(name, nbdEngine(client.URI(d.Name)), server.PID(), client.PID())
 	t.verify = s.fioVerify(nbdEngine(client.URI(d.Name)))
+	return nil
+}
+
+// addFuse adds fio on a file of the front end fuse, or on the loop device on one.
+func (s *site) addFuse(name, frontend string) error {
+	if !s.wants(name) || !s.have(name, "fio") {
+		return nil
+	}
+	server, err := s.memoryServer(s.Size, lab.ServerOptions{})
+	if err != nil {
+		return err
+	}
+	client, err := s.lab.StartClient(lab.ClientOptions{
+		Extra: []string{"--log-level", "warn", "--fuse-dir", filepath.Join(s.lab.Dir, frontend)}, Env: []string{lab.MetricsEnv(s.metrics())}})
+	if err != nil {
+		return err
+	}
+	d, err := client.Map("ram", server, func(r *controlpb.MapRequest) { r.Frontend = frontend })
+	if err != nil {
+		return fmt.Errorf("map: %w", err)
+	}
+	s.stops = append(s.stops, func() { _ = client.Unmap(d.Name, true) }) // a killed daemon would leave the loop device
+	if err := fillOpen(d.Endpoint, s.Size); err != nil {
+		return err
+	}
+	engine := []string{"--ioengine=libaio", "--direct=1", "--filename=" + d.Endpoint}
+	t := s.addFio(name, engine, server.PID(), client.PID())
+	t.verify = s.fioVerify(engine)
 	return nil
 }
 

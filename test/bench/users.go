@@ -31,6 +31,13 @@ func userClaims(write bool) []claim {
 		{"U9", jobs64, kiops, frontEnd, socket, []workload{d16, d64, many}, 0.8},
 		{"U9", jobs64, kiops, direct, []string{direct}, []workload{d16, d64, many}, 0.8},
 	}
+	for _, c := range []struct {
+		w      workload
+		target float64
+	}{{one, 0.8}, {d32, 1}} {
+		all = append(all, claim{"U11", c.w, kiops, fuseFile, socket, nil, c.target})
+	}
+	all = append(all, claim{"U12", d32, kiops, fuseLoop, []string{fuseFile}, nil, 0.7})
 	for _, w := range []workload{one, d64} {
 		all = append(all,
 			claim{"U10", w, kiops, frontEnd + besideBusy, socket, nil, 0.45},
