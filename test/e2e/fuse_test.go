@@ -102,3 +102,25 @@ func TestFuse_MountsOfAKilledDaemonAreRemoved(t *testing.T) {
 		t.Errorf("the file of the dead daemon: %v", err)
 	}
 }
+
+// TestFuse_UnmapRightAfterTheLastClose unmaps at once after a close: the kernel tells the
+// front end of the close later than it lets the mount go.
+func TestFuse_UnmapRightAfterTheLastClose(t *testing.T) {
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{SearchPath: l.Image("disk.img", 1<<20), Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{Extra: []string{"--fuse-dir", filepath.Join(l.Dir, "disks")}})
+	for i := range 20 {
+		d := l.Map(c, "disk.img", s, withFuse)
+		f, err := os.OpenFile(d.Endpoint, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt([]byte("data"), 0); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if err := c.Unmap(d.Name, false); err != nil {
+			t.Fatalf("unmap %d: %v", i, err)
+		}
+	}
+}
