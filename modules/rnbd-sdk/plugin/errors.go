@@ -46,7 +46,7 @@ func encodeErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next gr
 		return nil, status.Error(codes.Canceled, err.Error())
 	}
 	st := status.New(codes.Unknown, err.Error())
-	if with, derr := st.WithDetails(&pluginpb.ErrorDetail{Errno: uint32(errnoOf(err))}); derr == nil {
+	if with, derr := st.WithDetails(&pluginpb.ErrorDetail{ErrorNumber: uint32(errnoOf(err))}); derr == nil {
 		st = with
 	}
 	return nil, st.Err()
@@ -72,8 +72,8 @@ func decodeError(err error) error {
 		return err
 	}
 	for _, d := range st.Details() {
-		if e, ok := d.(*pluginpb.ErrorDetail); ok && e.Errno != 0 {
-			return &remoteError{st.Message(), syscall.Errno(e.Errno)}
+		if e, ok := d.(*pluginpb.ErrorDetail); ok && e.ErrorNumber != 0 {
+			return &remoteError{st.Message(), syscall.Errno(e.ErrorNumber)}
 		}
 	}
 	switch st.Code() {

@@ -176,10 +176,11 @@ func (NameKind) EnumDescriptor() ([]byte, []int) {
 	return file_plugin_proto_rawDescGZIP(), []int{2}
 }
 
-// ErrorDetail carries the errno of a failed call.
+// ErrorDetail carries the errno of a failed call, a positive number of Linux. (The word
+// errno is a macro in C.)
 type ErrorDetail struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Errno         uint32                 `protobuf:"varint,1,opt,name=errno,proto3" json:"errno,omitempty"`
+	ErrorNumber   uint32                 `protobuf:"varint,1,opt,name=error_number,json=errorNumber,proto3" json:"error_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,9 +215,9 @@ func (*ErrorDetail) Descriptor() ([]byte, []int) {
 	return file_plugin_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *ErrorDetail) GetErrno() uint32 {
+func (x *ErrorDetail) GetErrorNumber() uint32 {
 	if x != nil {
-		return x.Errno
+		return x.ErrorNumber
 	}
 	return 0
 }
@@ -3092,9 +3093,9 @@ var File_plugin_proto protoreflect.FileDescriptor
 
 const file_plugin_proto_rawDesc = "" +
 	"\n" +
-	"\fplugin.proto\x12\x0ernbd.plugin.v1\"#\n" +
-	"\vErrorDetail\x12\x14\n" +
-	"\x05errno\x18\x01 \x01(\rR\x05errno\"\xda\x01\n" +
+	"\fplugin.proto\x12\x0ernbd.plugin.v1\"0\n" +
+	"\vErrorDetail\x12!\n" +
+	"\ferror_number\x18\x01 \x01(\rR\verrorNumber\"\xda\x01\n" +
 	"\x04Info\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12(\n" +
