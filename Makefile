@@ -262,12 +262,14 @@ export RUN_BIN := $(BIN)
 INSTALL := install -D -m
 UNITS   := rnbd-client.service rnbd-client.socket rnbd-client-nbd.socket rnbd-server.service rnbd-server.socket
 
-install: build ## programs, plugins, units, man pages and completion; DESTDIR=FOLDER, PREFIX=/usr/local
+install: build ## programs, plugins, units, man pages, completion and what plugins in C and other languages include; DESTDIR=FOLDER, PREFIX=/usr/local
 	@for p in rnbd rnbd-net $(notdir $(PLUGINS)); do $(INSTALL) 755 "$$BIN/$$p" "$$DESTDIR$$PREFIX/bin/$$p" || exit 1; done
 	@for u in $(UNITS); do sed "s|/usr/bin/|$$PREFIX/bin/|" docs/use/examples/$$u | \
 		$(INSTALL) 644 /dev/stdin "$$DESTDIR$$PREFIX/lib/systemd/system/$$u" || exit 1; done
 	@for k in client server; do mkdir -p "$$DESTDIR/etc/rnbd/$$k.d"; [ -e "$$DESTDIR/etc/rnbd/$$k.yaml" ] || \
 		$(INSTALL) 644 docs/use/examples/$$k.yaml "$$DESTDIR/etc/rnbd/$$k.yaml" || exit 1; done
+	@for f in modules/rnbd-sdk/plugin/pluginpb/plugin.proto examples/io-c/rnbd-plugin.h; do \
+		$(INSTALL) 644 $$f "$$DESTDIR$$PREFIX/share/rnbd/$$(basename $$f)" || exit 1; done
 	@sed "s|/usr/bin/|$$PREFIX/bin/|" docs/use/examples/65-rnbd.rules | $(INSTALL) 644 /dev/stdin "$$DESTDIR$$PREFIX/lib/udev/rules.d/65-rnbd.rules"
 	@t=$$(mktemp -d) && trap 'rm -rf "$$t"' EXIT && for p in rnbd rnbd-net; do "$$RUN_BIN/$$p" man "$$t" || exit 1; done && for f in "$$t"/*; do \
 		$(INSTALL) 644 "$$f" "$$DESTDIR$$PREFIX/share/man/man$${f##*.}/$${f##*/}" || exit 1; done

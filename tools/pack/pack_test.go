@@ -32,7 +32,7 @@ func stage(t *testing.T) string {
 	}
 	files := map[string]string{
 		"usr/share/man/man7/rnbd.7": ".TH rnbd\n", "usr/share/man/man8/rnbd-net-run.8": ".TH rnbd-net\n", "usr/share/man/man8/rnbd-list.8": ".TH rnbd-list\n",
-		"usr/share/bash-completion/completions/rnbd": "complete\n",
+		"usr/share/bash-completion/completions/rnbd": "complete\n", "usr/share/rnbd/plugin.proto": "syntax\n",
 		"usr/lib/systemd/system/rnbd-server.service": "[Service]\n", "usr/lib/systemd/system/rnbd-client.service": "[Service]\n",
 		"usr/lib/udev/rules.d/65-rnbd.rules": "# rule\n", "etc/rnbd/server.yaml": "listen:\n", "etc/rnbd/client.yaml": "loss: fail\n",
 	}

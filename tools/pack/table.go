@@ -39,8 +39,8 @@ var netShare = []string{"usr/share/man/*/rnbd-net*", "usr/share/bash-completion/
 var packages = []packageSpec{
 	{
 		name: "rnbd", short: "RDMA network block devices in user space: command", inImage: true,
-		long:      "Makes block devices and files of one host usable on another, over RDMA\nsemantics. This package has the command of both daemons, its man pages and\nits completion.",
-		files:     []string{"usr/bin/rnbd", "usr/share/man", "usr/share/bash-completion", "usr/share/zsh", "usr/share/fish"},
+		long:      "Makes block devices and files of one host usable on another, over RDMA\nsemantics. This package has the command of both daemons, its man pages and\nits completion, and the protocol of plugins.",
+		files:     []string{"usr/bin/rnbd", "usr/share/rnbd", "usr/share/man", "usr/share/bash-completion", "usr/share/zsh", "usr/share/fish"},
 		but:       netShare,
 		suggests:  []string{"rnbd-server", "rnbd-client", "fuse3"},
 		serves:    true,
