@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugincheck"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/plugintest"
 )
 
@@ -27,4 +28,8 @@ func TestConformance_AsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	plugintest.RunIO(t, nil, plugintest.Options{Executable: exe, Configure: map[string]string{"size": "0x800000"}})
+}
+
+func TestChecks(t *testing.T) {
+	plugintest.RunChecks(t, plugincheck.Options{Backend: newBackend(), HeapRing: true, Quick: true})
 }

@@ -21,7 +21,7 @@ func TestPythonPluginPasses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute; make check runs it")
 	}
-	if out, err := exec.Command("python3", "-c", "import grpc").CombinedOutput(); err != nil {
+	if out, err := exec.Command("/usr/bin/python3", "-c", "import grpc").CombinedOutput(); err != nil {
 		t.Skipf("examples/io-python needs python3-grpcio, which is not installed: %v: %s", err, out)
 	}
 	left := 0
