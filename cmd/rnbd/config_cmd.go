@@ -336,6 +336,13 @@ var nbdAccessKeys = map[string]string{
 	"allow":    "none, ro or rw, each with those before it",
 }
 
+// poolKeys describes those of a pool.
+var poolKeys = map[string]string{
+	"name": "its name, the part before the slash in the names of its volumes",
+	"kind": "files: sparse files in a folder",
+	"path": "absolute path of the folder",
+}
+
 // describeKeys returns the descriptions of the flags of the same names.
 func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 	return func(path ...string) string {
@@ -350,6 +357,10 @@ func describeKeys(f *pflag.FlagSet) func(path ...string) string {
 			return "rules by which NBD clients may open devices; without one, each may open all"
 		case path[0] == keyNBDAccess:
 			return nbdAccessKeys[path[1]]
+		case path[0] == keyPools && len(path) == 1:
+			return "places for volumes, that rnbd volume creates"
+		case path[0] == keyPools:
+			return poolKeys[path[1]]
 		case path[0] == keyAccess && len(path) == 1:
 			return "rules by which clients may open devices; without one, everything is allowed"
 		case path[0] == keyAccess:

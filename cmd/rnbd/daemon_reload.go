@@ -340,6 +340,7 @@ const (
 	keyMappings  = "mappings"
 	keyLogLevel  = "log-level"
 	keyAccess    = "access"
+	keyPools     = "pools" // from the next start on
 	keyNBDAccess = "nbd-access"
 	keyNBDTLS    = "nbd-tls" // the contents of its files
 )

@@ -40,7 +40,7 @@ var exitTable = []struct {
 }{
 	{exitNotFound, "no such device, session, path or file", []syscall.Errno{syscall.ENOENT, syscall.ENXIO, syscall.ENODEV, syscall.ENOTBLK}},
 	{exitExists, "it is there already", []syscall.Errno{syscall.EEXIST, syscall.EALREADY, syscall.EADDRINUSE}},
-	{exitBusy, "it is in use", []syscall.Errno{syscall.EBUSY}},
+	{exitBusy, "it is in use", []syscall.Errno{syscall.EBUSY, syscall.ENOTEMPTY}},
 	{exitDenied, "not permitted", []syscall.Errno{syscall.EPERM, syscall.EACCES, syscall.EROFS}},
 	{exitUnreachable, "the daemon or the server cannot be reached", []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ENOTCONN, syscall.EHOSTUNREACH, syscall.ENETUNREACH}},
 	{exitTimeout, "it took longer than allowed", []syscall.Errno{syscall.ETIMEDOUT}},

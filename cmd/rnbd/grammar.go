@@ -44,6 +44,7 @@ type noun struct {
 	number              string                   // field that tables show besides, after the first: commands take it
 	spare               []string                 // usual fields that narrow tables leave out, the first one first
 	verbs               []*verb
+	newer               bool // it takes no short forms from commands of earlier versions
 }
 
 // verb is a command.
@@ -77,7 +78,7 @@ type verb struct {
 
 // nouns are built per command tree, since verbs point to them.
 func nouns() []*noun {
-	all := []*noun{deviceNoun(), sessionNoun(), pathNoun(), pluginNoun(), accessNoun()}
+	all := []*noun{deviceNoun(), sessionNoun(), pathNoun(), pluginNoun(), accessNoun(), poolNoun(), volumeNoun()}
 	for _, n := range all {
 		for _, v := range n.verbs {
 			v.noun = n
@@ -92,6 +93,9 @@ func addVerbs(parent *cobra.Command, set daemonSet) {
 	for _, n := range all {
 		group := group(n.name, n.short)
 		group.Aliases, group.GroupID = []string{n.plural}, groupNouns
+		if n.newer {
+			group.Annotations = map[string]string{newerNoun: n.name}
+		}
 		for _, v := range n.verbs {
 			if on := v.on & set; on != 0 {
 				group.AddCommand(v.command(on))
@@ -138,8 +142,12 @@ const (
 	groupVerbs = "verbs"
 )
 
-// verbOf names the verb behind a command, in its annotations.
-const verbOf = "rnbd-verb"
+// Annotations of commands: verbOf names the verb behind one, newerNoun the noun of a group
+// that is newer.
+const (
+	verbOf    = "rnbd-verb"
+	newerNoun = "rnbd-newer-noun"
+)
 
 // command makes a command of v for the daemons of set.
 func (v *verb) command(set daemonSet) *cobra.Command {

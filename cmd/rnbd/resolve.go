@@ -188,7 +188,8 @@ func find(node *cobra.Command, word, next string) (*cobra.Command, error) {
 }
 
 // matching returns the commands below node that are named word, or begin with
-// it.
+// it. Groups of newer nouns are left out where an older command fits, so that its short
+// forms stay what they were.
 func matching(node *cobra.Command, word string) (fits []*cobra.Command) {
 	if word == "" {
 		return nil
@@ -203,6 +204,10 @@ func matching(node *cobra.Command, word string) (fits []*cobra.Command) {
 		if slices.ContainsFunc(append([]string{c.Name()}, c.Aliases...), func(n string) bool { return strings.HasPrefix(n, word) }) {
 			fits = append(fits, c)
 		}
+	}
+	older := slices.DeleteFunc(slices.Clone(fits), func(c *cobra.Command) bool { return c.Annotations[newerNoun] != "" })
+	if len(older) > 0 {
+		return older
 	}
 	return fits
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/volume"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -48,7 +49,22 @@ type serverOptions struct {
 	AccessGrace      time.Duration `yaml:"access-grace"`
 	StateDir         string        `yaml:"state-dir"`
 	Access           []access.Rule `yaml:"access"` // of files only
+	Pools            []poolOptions `yaml:"pools"`  // likewise
 }
+
+// poolOptions are the keys of a pool.
+type poolOptions struct {
+	Name string `yaml:"name"`
+	Kind string `yaml:"kind"`
+	Path string `yaml:"path"`
+}
+
+func (o *poolOptions) config() volume.Config {
+	return volume.Config{Name: o.Name, Kind: o.Kind, Path: o.Path}
+}
+
+// Check implements config.Checker.
+func (o *poolOptions) Check() (key string, err error) { return "", o.config().Check() }
 
 func newServerRun() *cobra.Command {
 	c, _ := serverRun()
@@ -294,6 +310,9 @@ func (o *serverOptions) config() (server.Config, error) {
 	}
 	if cfg.Access, err = access.New(o.Access); err != nil {
 		return cfg, usageError{fmt.Errorf("access: %w", err)}
+	}
+	for _, p := range o.Pools {
+		cfg.Pools = append(cfg.Pools, p.config())
 	}
 	if err := setLimits(&cfg, o.Limit); err != nil {
 		return cfg, err

@@ -16,6 +16,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/volume"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
@@ -32,6 +33,8 @@ type Config struct {
 	// served without a SearchPath: one matches the name that a client asks for, behind a
 	// slash, or the path that the name leads to.
 	BlockDevices []string
+	// Pools are the pools of volumes.
+	Pools []volume.Config
 	// ServeInUse also serves block devices that this host uses: mounted ones, swap areas,
 	// and those that other devices are built on. Others are opened exclusively for writing.
 	ServeInUse bool

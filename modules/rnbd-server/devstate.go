@@ -23,6 +23,9 @@ import (
 //	failing:                  its fence has passed                   --> failed
 //	failing, failed:          unless it is lost, it is opened again  --> open
 //	                          or its plugin was reset                --> recovering
+//	open:                     it is copied                           --> paused
+//	paused:                   the copy is made                       --> open
+//	                          and everything that leaves open
 //	any:                      its last user has closed it            --> closed
 //
 // The fence has passed when no I/O of a dead process can reach the disk or the
@@ -33,6 +36,7 @@ type devState uint32
 const (
 	devOpening    devState = iota // no mapping yet
 	devOpen                       // requests are sent to the plugin
+	devPaused                     // requests wait while the device is copied
 	devRecovering                 // requests wait
 	devStuck                      // as recovering, for too long: no new user
 	devFailing                    // requests fail, but for those that a dead process had: they wait
@@ -40,13 +44,14 @@ const (
 	devClosed
 )
 
-var devStateNames = [...]string{"opening", "open", "recovering", "stuck", "failing", "failed", "closed"}
+var devStateNames = [...]string{"opening", "open", "paused", "recovering", "stuck", "failing", "failed", "closed"}
 
 func (s devState) String() string { return devStateNames[s] }
 
 var devMoves = [...][]devState{
 	devOpening:    {devOpen, devClosed},
-	devOpen:       {devRecovering, devFailing, devFailed, devClosed},
+	devOpen:       {devPaused, devRecovering, devFailing, devFailed, devClosed},
+	devPaused:     {devOpen, devRecovering, devFailing, devFailed, devClosed},
 	devRecovering: {devOpen, devStuck, devFailing, devFailed, devClosed},
 	devStuck:      {devOpen, devFailing, devFailed, devClosed},
 	devFailing:    {devOpen, devRecovering, devFailed, devClosed},
@@ -142,6 +147,8 @@ func (d *device) state() string {
 		return "stuck: waits for the I/O of a dead plugin"
 	case d.retired.Load() > 0:
 		return "stuck: waits for I/O that does not end"
+	case now == devPaused:
+		return "paused: a snapshot is being made"
 	case now != devOpen:
 		return "recovering"
 	}

@@ -24,19 +24,19 @@
 //	judge                    identities that do not hold any more
 //	handover                 another process goes on with the clients
 //	server                   begin and end of a server
-//	ioplugin, restart, reopen, failing, unpark
+//	ioplugin, restart, reopen, failing, hold, pause, unpark
 //	                         the life of a plugin's process, and its devices
 //	handler, list, sharing   sessions, and the messages of clients
 //	open, turns, limits      OPEN and CLOSE, and what they wait for
 //	extents, device, shares, size
 //	                         devices, their rules, their sizes and their holes
-//	arenas, plugin_open, durable, guard, events, rules, audit, watch
+//	arenas, plugin_open, durable, guard, events, published, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
 //	queue, replay, ring, answer, budget, window, usage
 //	                         DATA PATH: requests from the wire to a ring and back
 //	session, devstate, record, plugin_info
 //	                         what all of these ask a session, a device and a plugin
 //	model                    the structs of all of these
-//	writers, config, jail, identity, indices, owners, pace, pacer, reason
+//	writers, config, jail*, identity, indices, owners, pace, pacer, reason
 //	                         values, names, and small machines of their own
 package server

@@ -18,13 +18,13 @@ func (p *ioPlugin) verifier(generation uint32, opened *plugin.OpenedDisk) rnbdwi
 	s := p.server
 	switch {
 	case len(opened.Verifier) > 0:
-		return rnbdwire.NewVerifier(volume("plugin", p.cfg.Name, string(opened.Verifier)), true)
+		return rnbdwire.NewVerifier(volumeID("plugin", p.cfg.Name, string(opened.Verifier)), true)
 	case p.info().Crash != plugin.KeepsAcknowledged:
-		return rnbdwire.NewVerifier(volume("process", fmt.Sprint(s.number), p.cfg.Name, fmt.Sprint(generation)), true)
+		return rnbdwire.NewVerifier(volumeID("process", fmt.Sprint(s.number), p.cfg.Name, fmt.Sprint(generation)), true)
 	case s.cfg.BootID == "":
 		return 0
 	}
-	return rnbdwire.NewVerifier(volume("boot", s.incarnation.now()), opened.Limits.WriteCache)
+	return rnbdwire.NewVerifier(volumeID("boot", s.incarnation.now()), opened.Limits.WriteCache)
 }
 
 // noteWriter records that d, which is open for writing, has to be flushed before the host is

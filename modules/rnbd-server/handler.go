@@ -338,7 +338,7 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 		s.auditOpen(sess, msg, err)
 		return err
 	}
-	err = s.allowed(sess, m.name, m.mode) // a path may have joined, or the rules have changed
+	err = s.judgeMapping(m) // a path may have joined, or the rules or publications have changed
 	if err == nil {
 		err = s.takeShare(m)
 	}

@@ -33,8 +33,8 @@ func readBootID() string {
 	return strings.TrimSpace(string(text))
 }
 
-// volume returns a checksum over facts about a volume, never 0.
-func volume(facts ...string) uint64 {
+// volumeID returns a checksum over facts about a volume, never 0.
+func volumeID(facts ...string) uint64 {
 	sum := sha256.Sum256([]byte(strings.Join(facts, "\x00")))
 	return max(binary.LittleEndian.Uint64(sum[:]), 1)
 }
@@ -58,7 +58,7 @@ func volumeOf(f *os.File, st *unix.Stat_t) uint64 {
 	if facts == nil {
 		return 0
 	}
-	return volume(append([]string{"file"}, facts...)...)
+	return volumeID(append([]string{"file"}, facts...)...)
 }
 
 // lastingInodes are the file systems whose inode numbers, times of birth and ids stay as
@@ -108,7 +108,7 @@ func volumeOfDisk(sys string, rdev uint64) uint64 {
 	if disk == nil {
 		return 0
 	}
-	return volume(append(facts, disk...)...)
+	return volumeID(append(facts, disk...)...)
 }
 
 // scsiHost is the part of a device's place that the kernel numbers in the order in which it

@@ -60,7 +60,14 @@ func (s *Server) addPlugin(i int, cfg PluginConfig) error {
 // profile returns what the plugin keeps of the daemon's rights; nil: all of them.
 // It may open what the jail can resolve to.
 func (c *Config) profile(plugin string) (*confine.Profile, error) {
-	return c.Confine.Storage(plugin, commonFolder(c.SearchPath), c.SearchPathLater)
+	p, err := c.Confine.Storage(plugin, commonFolder(c.SearchPath), c.SearchPathLater)
+	if p == nil || err != nil {
+		return p, err
+	}
+	for _, pool := range c.Pools {
+		p.Files = append(p.Files, confine.Rule{Path: pool.Path, Access: confine.Write})
+	}
+	return p, nil
 }
 
 // commonFolder returns the folder that the search path of each session is below.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-server/volume"
 )
 
 // sessionMarker is replaced by the session's name in a search path. The rest
@@ -69,6 +70,7 @@ const maxPath = 4096
 type jail struct {
 	searchPath string   // empty: "/", block devices only
 	devices    []string // patterns of the block devices that are served without a search path
+	pools      []*volume.Pool
 }
 
 // offers reports whether the block device at path, which name led to, is served without
@@ -108,6 +110,10 @@ type node struct {
 	// volume is the node's volume, as in OPEN_RSP; 0: not known.
 	volume  uint64
 	diskSeq string // of a block device, as diskSeq
+	// meta is what is known of a volume of a pool, by whatever name it was opened. pooled
+	// reports that the name was that of a volume.
+	meta   volume.Meta
+	pooled bool
 }
 
 // nodeID identifies a node independent of its name: the device number of a
@@ -122,6 +128,9 @@ type nodeID struct {
 func (j jail) open(session, name string) (*node, error) {
 	fail := func(errno syscall.Errno, why string) error {
 		return fmt.Errorf("open %q for session %q: %s: %w", name, session, why, errno)
+	}
+	if p, rest := j.pool(name); p != nil {
+		return j.openVolume(p, rest)
 	}
 	if session == "" && strings.Contains(j.searchPath, sessionMarker) {
 		return nil, fail(syscall.EINVAL, "the session has no name, and each has a folder of its own by name")
@@ -182,6 +191,10 @@ func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 			return syscall.ENOTBLK, "regular files are served only below an explicit --search-path"
 		}
 		n.id = nodeID{dev: st.Dev, ino: st.Ino}
+		var err error
+		if n.meta, err = volume.ReadMeta(n.file); err != nil {
+			return errnoOf(err), "what is known of the volume"
+		}
 	default:
 		return syscall.ENOTBLK, "neither a block device nor a regular file"
 	}
@@ -190,16 +203,10 @@ func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
 
 // errnoOf returns the errno in err. Errors of a jail always have one.
 func errnoOf(err error) syscall.Errno {
-	for {
-		switch e := err.(type) {
-		case syscall.Errno:
-			return e
-		case *os.PathError:
-			err = e.Err
-		default:
-			return syscall.EIO
-		}
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
 	}
+	return syscall.EIO
 }
 
 // nodeSize returns the size in bytes of the file or block device behind an

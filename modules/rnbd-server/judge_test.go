@@ -28,6 +28,15 @@ type judged struct {
 
 func newJudged(t *testing.T, identities ...string) *judged {
 	t.Helper()
+	mem := newMemory()
+	mem.add("d", 1<<20)
+	return newJudgedWith(t, mem, func(*Config) {}, identities...)
+}
+
+// newJudgedWith is newJudged with a plugin of the test's, and a change of the
+// configuration.
+func newJudgedWith(t *testing.T, mem *memory, change func(*Config), identities ...string) *judged {
+	t.Helper()
 	dir := t.TempDir()
 	j := &judged{file: filepath.Join(dir, "keys"), lines: map[string]string{}, journal: journal.New(100), records: filepath.Join(dir, "audit.json")}
 	for _, id := range identities {
@@ -42,11 +51,10 @@ func newJudged(t *testing.T, identities ...string) *judged {
 	j.audit, err = audit.Open(j.records, "server", audit.Continue, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(func() { j.audit.Close() })
-	mem := newMemory()
-	mem.add("d", 1<<20)
 	j.rig = newRig(t, mem, func(c *Config) {
 		c.Auth, c.Journal, c.Audit = j.keys, j.journal, j.audit
 		c.Listen[0].Auth = rtrs.AuthRequire
+		change(c)
 	})
 	return j
 }

@@ -92,6 +92,7 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 	if err != nil {
 		return nil, err
 	}
+	names, flags = jail.addVolumes(ctx, names, flags)
 	from, found := slices.BinarySearch(names, after)
 	if found {
 		from++
@@ -101,11 +102,8 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("it takes too long: %w", syscall.ETIMEDOUT)
 		}
-		if !s.mayOpen(sess, name) {
-			continue
-		}
-		n, err := jail.open(sess.name, name)
-		if err != nil { // a link that leads nowhere, or a file that has gone
+		n, err := s.openListed(sess, jail, name)
+		if err != nil { // a link that leads nowhere, a file that has gone, or one that is not for the client
 			continue
 		}
 		e := rnbdwire.ListEntry{Name: name, Sectors: n.size / blk.SectorSize, Block: n.block}
@@ -122,15 +120,47 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 	return mem, nil
 }
 
-// mayOpen reports whether the access rules allow the session to open name in
-// any mode.
-func (s *Server) mayOpen(sess *session, name string) bool {
-	for _, mode := range []blk.AccessMode{blk.ReadOnly, blk.ReadWrite, blk.Migration} {
-		if s.allowed(sess, name, mode) == nil {
-			return true
+// openListed opens a name that the session may open in any mode. What allows more than
+// reading allows reading.
+func (s *Server) openListed(sess *session, jail jail, name string) (*node, error) {
+	if p, _ := jail.pool(name); p == nil {
+		if err := s.allowed(sess, name, blk.ReadOnly); err != nil {
+			return nil, err
 		}
 	}
-	return false
+	n, err := jail.open(sess.name, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.judgeNode(sess, n, name, blk.ReadOnly); err != nil {
+		n.close()
+		return nil, err
+	}
+	return n, nil
+}
+
+// addVolumes adds the names of the volumes of pools to those below the search path,
+// without the ones that a pool's name hides, and sorts them.
+func (j jail) addVolumes(ctx context.Context, names []string, flags uint32) ([]string, uint32) {
+	if len(j.pools) == 0 {
+		return names, flags
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { p, _ := j.pool(name); return p != nil })
+	for _, p := range j.pools {
+		volumes, err := p.List(ctx)
+		if err != nil {
+			continue // the client is told of it when it opens a volume
+		}
+		for _, v := range volumes {
+			if len(names) >= maxListNames {
+				flags |= rnbdwire.ListCut
+				break
+			}
+			names = append(names, p.Config().Name+"/"+v.String())
+		}
+	}
+	slices.Sort(names)
+	return names, flags &^ rnbdwire.ListUnsearched
 }
 
 // nodeUse counts the users of a node.

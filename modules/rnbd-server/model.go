@@ -164,10 +164,15 @@ type mapping struct {
 	session *session
 	// closed makes new requests fail with ENOTCONN.
 	closed atomic.Bool
-	budget atomic.Pointer[budget] // of its rule; nil: nothing holds up its requests
-	share  *budget                // where it is counted; guarded by Server.sharesMu
-	flows  []flow                 // by pump
-	news   news                   // guarded by session.mu
+	// released reports that closeMapping has ended: nothing of the mapping reaches the
+	// device any more, and another client may write.
+	released atomic.Bool
+	identity string                 // what the client had proved at the OPEN; empty: nothing
+	private  bool                   // a publication of the volume allows it; the rules do not apply
+	budget   atomic.Pointer[budget] // of its rule; nil: nothing holds up its requests
+	share    *budget                // where it is counted; guarded by Server.sharesMu
+	flows    []flow                 // by pump
+	news     news                   // guarded by session.mu
 
 	asking atomic.Pointer[asking] // an EXTENTS under way; nil: none
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"syscall"
 	"time"
@@ -28,7 +29,7 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 			return nil, nil, fmt.Errorf("open %q: the plugin %s has no names that are not UTF-8: %w", name, p.cfg.Name, syscall.ENOENT)
 		}
 		n := &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}
-		n.volume = volume("name", p.cfg.Name, name)
+		n.volume = volumeID("name", p.cfg.Name, name)
 		return n, p, nil
 	}
 	n, err := s.lookUp(ctx, sess, name)
@@ -64,7 +65,11 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 	}
 	n, p, err := s.resolve(ctx, sess, name, ioMode)
 	if err != nil {
-		return nil, err
+		return nil, s.hideVolume(sess, name, mode, err)
+	}
+	if err := s.judgeNode(sess, n, name, mode); err != nil {
+		n.close()
+		return fail(err)
 	}
 	if err := s.awaitFence(ctx, n.id, mode); err != nil {
 		n.close()
@@ -80,17 +85,18 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		n.close()
 		return m, err
 	}
-	if err := s.admitWriter(n.id, mode); err != nil {
+	if err := errors.Join(n.checkPresent(), s.admitWriter(n.id, mode)); err != nil {
 		n.close()
 		return fail(err)
 	}
-	id := n.id
+	id, private := n.id, n.meta.Private
 	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
 	if err != nil {
 		s.releaseWriter(id, mode)
 		return nil, err
 	}
 	m := sess.newMapping(dev, name, mode)
+	m.identity, m.private = sess.identity(), private
 	if err := s.addMapping(ctx, sess, m, id); err != nil {
 		s.drop(dev)
 		s.releaseWriter(id, mode)
@@ -110,8 +116,10 @@ func (s *Server) admissible(ctx context.Context, sess *session, name string, mod
 	if err := s.cfg.Audit.Refusal(); err != nil {
 		return err
 	}
-	if err := s.allowed(sess, name, mode); err != nil {
-		return err
+	if p, _ := s.jail.pool(name); p == nil { // of a volume judgeNode asks
+		if err := s.allowed(sess, name, mode); err != nil {
+			return err
+		}
 	}
 	return s.closeLost(ctx, sess, name)
 }
@@ -259,6 +267,7 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	s.drop(m.dev)
 	m.dev.plugin.leaveSession(m.session)
 	s.releaseWriter(id, m.mode)
+	m.released.Store(true)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
 	m.record("open", "closed", "")
 }

@@ -26,7 +26,7 @@ func (p *ioPlugin) left(in *supervise.Instance, _ error) {
 	var failing []*device
 	for _, d := range p.devices {
 		if keeps {
-			if d.now() == devOpen {
+			if now := d.now(); now == devOpen || now == devPaused {
 				d.move(devRecovering)
 			}
 		} else if d.moveToFailing(failedLost, "") {

@@ -114,6 +114,9 @@ func (q *ioQueue) feedOne(f *flow) bool {
 	case !dev.serves():
 		f.pop(r)
 		r.state = reqParked
+		if dev.now() == devPaused && !r.repeats { // a plugin had the flush before it only
+			r.sent = 0
+		}
 	case q.affords(r) && q.roomFor(f) && q.send(f, r):
 		q.noteSent(r)
 		f.pop(r)

@@ -27,7 +27,7 @@ func (s *Server) forbidden() (out []*mapping) {
 	for i := range s.sessions {
 		if sess := s.sessions[i].Load(); sess != nil {
 			out = append(out, slices.DeleteFunc(sess.mappings(), func(m *mapping) bool {
-				return !errors.Is(s.allowed(sess, m.name, m.mode), syscall.EACCES)
+				return m.private || !errors.Is(s.allowed(sess, m.name, m.mode), syscall.EACCES)
 			})...)
 		}
 	}
@@ -40,9 +40,7 @@ func (s *Server) allowed(sess *session, name string, mode blk.AccessMode) error 
 	if rules.Len() == 0 {
 		return nil
 	}
-	sess.rulesMu.Lock()
-	c := sess.client(sess.admitted)
-	sess.rulesMu.Unlock()
+	c := sess.admittedClient()
 	if len(c.Paths) == 0 { // the session ends
 		return fmt.Errorf("session %q has no path: %w", sess.name, syscall.ENOTCONN)
 	}
@@ -63,6 +61,9 @@ func (s *Server) admitPath(sess *session, id int) (*mapping, error) {
 	defer sess.rulesMu.Unlock()
 	rules, c := s.rules.Load(), sess.client(id)
 	for _, m := range sess.mappings() {
+		if m.private {
+			continue
+		}
 		if err := decide(rules.Rules, c, m.name, m.mode); err != nil {
 			return m, err
 		}

@@ -33,6 +33,9 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
 	}
 	s.incarnation = incarnation{path: cfg.IncarnationFile, boot: cfg.BootID, flush: flushNode}
+	if s.jail.pools, err = newPools(cfg.Pools, s); err != nil {
+		return nil, err
+	}
 	s.rules.Store(newRuleSet(cfg.Access))
 	if cfg.BootID == "" {
 		s.log.Warn("clients are not told of a power cut of this host: its boot id is not readable", "file", bootIDFile)

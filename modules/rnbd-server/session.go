@@ -229,6 +229,13 @@ func (s *session) client(joining int) access.Client {
 	return c
 }
 
+// admittedClient returns the client by the paths that were admitted.
+func (s *session) admittedClient() access.Client {
+	s.rulesMu.Lock()
+	defer s.rulesMu.Unlock()
+	return s.client(s.admitted)
+}
+
 func (s *Server) sessionAt(i uint32) *session {
 	if i >= MaxSessions {
 		return nil

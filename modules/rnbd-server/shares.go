@@ -22,13 +22,10 @@ func newRuleSet(rules *access.Rules) *ruleSet {
 // decision returns the number of the rule that decides about an open device. It is 0
 // if there is none.
 func (s *Server) decision(set *ruleSet, m *mapping) (number int) {
-	if set.Len() == 0 {
+	if set.Len() == 0 || m.private {
 		return 0
 	}
-	m.session.rulesMu.Lock()
-	c := m.session.client(m.session.admitted)
-	m.session.rulesMu.Unlock()
-	return set.Decide(c, m.name, m.mode).Rule
+	return set.Decide(m.session.admittedClient(), m.name, m.mode).Rule
 }
 
 // takeShare counts an open device against the limits of the rule that allows it. EMFILE:

@@ -81,9 +81,12 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 	fail := func(why string, errno syscall.Errno) (*node, error) {
 		return nil, fmt.Errorf("open %q for session %q: %s: %w", name, sess.name, why, errno)
 	}
-	jail, err := s.jail.of(sess.identity())
-	if err != nil {
-		return nil, fmt.Errorf("open %q for session %q: %w", name, sess.name, err)
+	jail := s.jail
+	if p, _ := jail.pool(name); p == nil {
+		var err error
+		if jail, err = jail.of(sess.identity()); err != nil {
+			return nil, fmt.Errorf("open %q for session %q: %w", name, sess.name, err)
+		}
 	}
 	if !s.takeLookUp(ctx, sess) {
 		return fail("other names that were asked for do not resolve", syscall.EBUSY)

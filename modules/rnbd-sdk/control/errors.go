@@ -110,11 +110,15 @@ func codeOf(e blk.Errno) codes.Code {
 		return codes.InvalidArgument
 	case syscall.EPERM, syscall.EACCES:
 		return codes.PermissionDenied
-	case syscall.EBUSY:
+	case syscall.EBUSY, syscall.ENOTEMPTY, syscall.EROFS:
 		return codes.FailedPrecondition
+	case syscall.ENOSPC, syscall.EDQUOT:
+		return codes.ResourceExhausted
+	case syscall.EFBIG:
+		return codes.OutOfRange
 	case syscall.ETIMEDOUT:
 		return codes.DeadlineExceeded
-	case syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.ENOTCONN:
+	case syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.ECONNABORTED, syscall.ENOTCONN, syscall.ESTALE:
 		return codes.Unavailable
 	}
 	return codes.Unknown

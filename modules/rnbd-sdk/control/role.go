@@ -62,6 +62,8 @@ var forReaders = map[string]bool{
 	controlpb.ServerDaemon_ListAccess_FullMethodName:   true,
 	controlpb.ServerDaemon_CheckAccess_FullMethodName:  true,
 	controlpb.ServerDaemon_Events_FullMethodName:       true,
+	controlpb.ServerDaemon_ListPools_FullMethodName:    true,
+	controlpb.ServerDaemon_ListVolumes_FullMethodName:  true,
 	controlpb.ClientDaemon_Info_FullMethodName:         true,
 	controlpb.ClientDaemon_ListDevices_FullMethodName:  true,
 	controlpb.ClientDaemon_ListSessions_FullMethodName: true,

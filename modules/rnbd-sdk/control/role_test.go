@@ -20,7 +20,7 @@ import (
 
 // Each call of the API is either for admins, and recorded, or known to read only.
 func TestCallsForReaders(t *testing.T) {
-	want := map[string]bool{"Info": true, "ListDevices": true, "ListSessions": true, "ListAccess": true, "CheckAccess": true, "PathStats": true, "DeviceStats": true, "LogLevels": true, "Events": true}
+	want := map[string]bool{"Info": true, "ListDevices": true, "ListSessions": true, "ListAccess": true, "CheckAccess": true, "PathStats": true, "DeviceStats": true, "LogLevels": true, "Events": true, "ListPools": true, "ListVolumes": true}
 	for _, service := range []grpc.ServiceDesc{controlpb.ClientDaemon_ServiceDesc, controlpb.ServerDaemon_ServiceDesc} {
 		for _, m := range service.Methods {
 			full := "/" + service.ServiceName + "/" + m.MethodName

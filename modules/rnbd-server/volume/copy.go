@@ -70,7 +70,7 @@ func (p *Pool) copy(ctx context.Context, from, to Name, o CreateOptions) (Volume
 	case o.Size != 0 && o.Size < source.Size:
 		return v, fmt.Errorf("%q has %d bytes, and the clone would have %d: %w", from, source.Size, o.Size, syscall.EINVAL)
 	}
-	meta := Meta{Owner: o.Owner, Created: time.Now().UTC(), Source: from.String(), Private: o.Private || to.Snapshot != "" && source.Private}
+	meta := Meta{Owner: o.Owner, Created: time.Now().UTC(), Source: from.String(), Snapshot: to.Snapshot != "", Private: o.Private || to.Snapshot != "" && source.Private}
 	return w.make(to, &meta, o.Size, func(f *os.File) error {
 		if meta.Copied, err = p.copyData(ctx, w, f, source); err != nil || o.Size <= source.Size {
 			return err
@@ -79,7 +79,7 @@ func (p *Pool) copy(ctx context.Context, from, to Name, o CreateOptions) (Volume
 	})
 }
 
-// copyData copies the data of source into f, and returns how. Nobody opens or closes the
+// copyData copies the data of source into f, and returns how. No client opens or closes the
 // source meanwhile.
 func (p *Pool) copyData(ctx context.Context, w *work, f *os.File, source Volume) (how string, err error) {
 	from, err := w.open(source.String(), unix.O_RDONLY)
@@ -96,7 +96,7 @@ func (p *Pool) copyData(ctx context.Context, w *work, f *os.File, source Volume)
 	switch {
 	case err == nil:
 		return Reflink, nil
-	case !withoutReflink(err):
+	case !withoutReflink(err), errors.Is(err, syscall.EBUSY):
 		return "", err
 	case uses != (Uses{}):
 		return "", fmt.Errorf("the file system has no reflinks, as XFS and btrfs have, and copying a volume would stop its clients: %w", inUse(uses))
@@ -106,14 +106,14 @@ func (p *Pool) copyData(ctx context.Context, w *work, f *os.File, source Volume)
 
 // reflinkPaused shares the blocks of from while no client writes.
 func (p *Pool) reflinkPaused(ctx context.Context, w *work, to, from *os.File, id ID, uses Uses) error {
-	if uses.Writers > 0 {
-		resume, err := p.users.Pause(ctx, id)
-		if err != nil {
-			return err
-		}
-		defer resume()
+	if uses.Writers == 0 {
+		return w.reflink(to, from)
 	}
-	return w.reflink(to, from)
+	resume, err := p.users.Pause(ctx, id)
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.reflink(to, from), resume())
 }
 
 // withoutReflink reports whether err says that the file system has no reflinks.

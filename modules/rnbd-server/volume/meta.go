@@ -19,6 +19,8 @@ type Meta struct {
 	// Source is what the volume or snapshot was copied from, Copied how.
 	Source string `json:"source,omitempty"`
 	Copied string `json:"copied,omitempty"` // Reflink or SparseCopy
+	// Snapshot reports that no client may write to it.
+	Snapshot bool `json:"snapshot,omitempty"`
 	// Private reports that only the identities in Grants may open the volume. Otherwise
 	// the rules of access decide.
 	Private bool `json:"private,omitempty"`

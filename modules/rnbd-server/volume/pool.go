@@ -52,8 +52,9 @@ type Users interface {
 	// returns who has it open. The error is that of ctx.
 	Hold(ctx context.Context, id ID) (uses Uses, release func(), err error)
 	// Pause waits until no write of the file is under way, and holds back further ones
-	// until resume is called. The caller has called Hold.
-	Pause(ctx context.Context, id ID) (resume func(), err error)
+	// until resume is called, whose error says that writes were not held back all the
+	// time. The caller has called Hold.
+	Pause(ctx context.Context, id ID) (resume func() error, err error)
 	// Resized tells those who have the file open of its new size.
 	Resized(ctx context.Context, id ID) error
 }
@@ -266,6 +267,7 @@ func flock(f *os.File, how int) error {
 type State struct {
 	ID         string
 	Size, Free uint64 // bytes of the file system
+	Volumes    int    // with snapshots
 }
 
 // State returns the state of the pool, or why it cannot be used.
@@ -278,6 +280,15 @@ func (p *Pool) State(context.Context) (State, error) {
 	p.mu.Lock()
 	st := State{ID: p.id}
 	p.mu.Unlock()
+	names, err := w.names()
+	if err != nil {
+		return st, err
+	}
+	for _, name := range names {
+		if _, err := ParseName(name); err == nil {
+			st.Volumes++
+		}
+	}
 	st.Size, st.Free, err = w.space()
 	return st, err
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Publish allows an identity to open a volume or a snapshot in a mode, "ro", "rw" or
-// "migration", each with those before it. From then on nobody else may, whatever the
+// "migration", each with those before it. From then on no other client may, whatever the
 // rules of access say. EEXIST: the identity may open it in another mode. E2BIG: it is
 // published to more identities than the file system keeps.
 func (p *Pool) Publish(ctx context.Context, n Name, identity, mode string) (Volume, error) {

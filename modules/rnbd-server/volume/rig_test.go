@@ -25,11 +25,16 @@ func (u *fakeUsers) Hold(_ context.Context, id ID) (Uses, func(), error) {
 	return u.uses[id], func() {}, nil
 }
 
-func (u *fakeUsers) Pause(context.Context, ID) (func(), error) {
+func (u *fakeUsers) Pause(context.Context, ID) (func() error, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.paused++
-	return func() { u.mu.Lock(); u.paused--; u.mu.Unlock() }, nil
+	return func() error {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.paused--
+		return nil
+	}, nil
 }
 
 func (u *fakeUsers) Resized(_ context.Context, id ID) error {

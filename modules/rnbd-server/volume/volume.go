@@ -37,7 +37,7 @@ func checkSize(size uint64) error {
 type CreateOptions struct {
 	Size    uint64 // bytes, a multiple of 512
 	Owner   string // identity; empty: an administrator of the host
-	Private bool   // nobody may open it before Publish
+	Private bool   // no client may open it before Publish
 }
 
 // Create makes a volume of zeros that occupies no space. A volume of that name and
@@ -319,7 +319,7 @@ func (p *Pool) resize(ctx context.Context, name string, size uint64, shrink bool
 	return w.show(n)
 }
 
-// setSize sets the size of v. Nobody opens or closes it meanwhile.
+// setSize sets the size of v. No client opens or closes it meanwhile.
 func (p *Pool) setSize(ctx context.Context, w *work, v Volume, size uint64) error {
 	uses, release, err := p.users.Hold(ctx, v.ID)
 	if err != nil {

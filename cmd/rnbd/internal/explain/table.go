@@ -17,6 +17,8 @@ var errnos = map[syscall.Errno]text{
 	syscall.EACCES:        {"the user of the process has no permission for the file, device or socket", "run it as root or as the owner; give the user of the server access to the file"},
 	syscall.ENOTBLK:       {"it is no block device, and files are served only below --search-path; or it is a folder, FIFO or character device", "name a block device, or start the server with --search-path"},
 	syscall.EBUSY:         {"it is in use: a device has users, another program has opened the storage, or an earlier opening has not ended", "end its users (`rnbd show DEVICE` counts them), or use --force"},
+	syscall.ENOTEMPTY:     {"the volume has snapshots", "delete them before, or keep them by --keep-snapshots"},
+	syscall.ESTALE:        {"the folder of the pool is missing, or is not that of the pool: its file system may not be mounted", "`rnbd pool list` says what is there; mount the file system, or make a new pool by `rnbd pool init`"},
 	syscall.EEXIST:        {"it is there already: the device is mapped, or the path is in the session", "use the one that is there"},
 	syscall.ENODEV:        {"there is no such device: no RDMA device has the address, or a driver is missing", "`rnbd doctor` lists fabrics, modules and RDMA devices"},
 	syscall.EINVAL:        {"a value is not valid: a name with \"..\", an access mode or io mode that does not exist, a request beyond the end or not aligned to blocks", "the message names the value"},

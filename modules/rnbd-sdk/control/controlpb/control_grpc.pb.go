@@ -41,6 +41,17 @@ const (
 	ServerDaemon_Events_FullMethodName            = "/rnbd.control.v1.ServerDaemon/Events"
 	ServerDaemon_SetAccessLimits_FullMethodName   = "/rnbd.control.v1.ServerDaemon/SetAccessLimits"
 	ServerDaemon_Upgrade_FullMethodName           = "/rnbd.control.v1.ServerDaemon/Upgrade"
+	ServerDaemon_ListPools_FullMethodName         = "/rnbd.control.v1.ServerDaemon/ListPools"
+	ServerDaemon_InitPool_FullMethodName          = "/rnbd.control.v1.ServerDaemon/InitPool"
+	ServerDaemon_CreateVolume_FullMethodName      = "/rnbd.control.v1.ServerDaemon/CreateVolume"
+	ServerDaemon_DeleteVolume_FullMethodName      = "/rnbd.control.v1.ServerDaemon/DeleteVolume"
+	ServerDaemon_ListVolumes_FullMethodName       = "/rnbd.control.v1.ServerDaemon/ListVolumes"
+	ServerDaemon_ResizeVolume_FullMethodName      = "/rnbd.control.v1.ServerDaemon/ResizeVolume"
+	ServerDaemon_CreateSnapshot_FullMethodName    = "/rnbd.control.v1.ServerDaemon/CreateSnapshot"
+	ServerDaemon_DeleteSnapshot_FullMethodName    = "/rnbd.control.v1.ServerDaemon/DeleteSnapshot"
+	ServerDaemon_CloneVolume_FullMethodName       = "/rnbd.control.v1.ServerDaemon/CloneVolume"
+	ServerDaemon_PublishVolume_FullMethodName     = "/rnbd.control.v1.ServerDaemon/PublishVolume"
+	ServerDaemon_UnpublishVolume_FullMethodName   = "/rnbd.control.v1.ServerDaemon/UnpublishVolume"
 )
 
 // ServerDaemonClient is the client API for ServerDaemon service.
@@ -84,6 +95,32 @@ type ServerDaemonClient interface {
 	// Upgrade starts another process of the server, of a new binary, which goes on
 	// with its clients. It returns when that one serves; this one ends then.
 	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (*UpgradeReply, error)
+	// ListPools lists the pools of the configuration. InitPool makes the folder of one a
+	// pool, and leaves a folder that is one as it is.
+	ListPools(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*PoolList, error)
+	InitPool(ctx context.Context, in *PoolRequest, opts ...grpc.CallOption) (*Pool, error)
+	// The calls below may be repeated: a call that finds its work done succeeds. Errors by
+	// errno: EINVAL, a name or size that cannot be; ENODEV, no such pool; ENOENT, no such
+	// volume or source; EEXIST, the volume exists and differs; EBUSY, clients have it open;
+	// ENOTEMPTY, it has snapshots; ESTALE, the folder of the pool is missing or another
+	// one; ENOSPC, EDQUOT, EROFS.
+	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*Empty, error)
+	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*VolumeList, error)
+	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// CreateSnapshot copies a volume as it is. Writes that clients had an answer to before
+	// the call are in the copy, and no write is in it in part.
+	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*Volume, error)
+	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*Empty, error)
+	// CloneVolume makes a volume of another volume or of a snapshot.
+	CloneVolume(ctx context.Context, in *CloneVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// PublishVolume allows an identity to open a volume. From then on only identities that
+	// it is published to may. EEXIST: the identity has another access.
+	PublishVolume(ctx context.Context, in *PublishVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// UnpublishVolume takes a volume away from an identity, and closes it there. It returns
+	// when none of that client's writes can reach the volume any more. ETIMEDOUT: some
+	// still can; the identity cannot open the volume any more, and the call may be repeated.
+	UnpublishVolume(ctx context.Context, in *UnpublishVolumeRequest, opts ...grpc.CallOption) (*Empty, error)
 }
 
 type serverDaemonClient struct {
@@ -284,6 +321,116 @@ func (c *serverDaemonClient) Upgrade(ctx context.Context, in *UpgradeRequest, op
 	return out, nil
 }
 
+func (c *serverDaemonClient) ListPools(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*PoolList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PoolList)
+	err := c.cc.Invoke(ctx, ServerDaemon_ListPools_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) InitPool(ctx context.Context, in *PoolRequest, opts ...grpc.CallOption) (*Pool, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Pool)
+	err := c.cc.Invoke(ctx, ServerDaemon_InitPool_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, ServerDaemon_CreateVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ServerDaemon_DeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*VolumeList, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeList)
+	err := c.cc.Invoke(ctx, ServerDaemon_ListVolumes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, ServerDaemon_ResizeVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, ServerDaemon_CreateSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ServerDaemon_DeleteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) CloneVolume(ctx context.Context, in *CloneVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, ServerDaemon_CloneVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) PublishVolume(ctx context.Context, in *PublishVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, ServerDaemon_PublishVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serverDaemonClient) UnpublishVolume(ctx context.Context, in *UnpublishVolumeRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, ServerDaemon_UnpublishVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerDaemonServer is the server API for ServerDaemon service.
 // All implementations must embed UnimplementedServerDaemonServer
 // for forward compatibility.
@@ -325,6 +472,32 @@ type ServerDaemonServer interface {
 	// Upgrade starts another process of the server, of a new binary, which goes on
 	// with its clients. It returns when that one serves; this one ends then.
 	Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error)
+	// ListPools lists the pools of the configuration. InitPool makes the folder of one a
+	// pool, and leaves a folder that is one as it is.
+	ListPools(context.Context, *ListRequest) (*PoolList, error)
+	InitPool(context.Context, *PoolRequest) (*Pool, error)
+	// The calls below may be repeated: a call that finds its work done succeeds. Errors by
+	// errno: EINVAL, a name or size that cannot be; ENODEV, no such pool; ENOENT, no such
+	// volume or source; EEXIST, the volume exists and differs; EBUSY, clients have it open;
+	// ENOTEMPTY, it has snapshots; ESTALE, the folder of the pool is missing or another
+	// one; ENOSPC, EDQUOT, EROFS.
+	CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error)
+	DeleteVolume(context.Context, *DeleteVolumeRequest) (*Empty, error)
+	ListVolumes(context.Context, *ListVolumesRequest) (*VolumeList, error)
+	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
+	// CreateSnapshot copies a volume as it is. Writes that clients had an answer to before
+	// the call are in the copy, and no write is in it in part.
+	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*Volume, error)
+	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*Empty, error)
+	// CloneVolume makes a volume of another volume or of a snapshot.
+	CloneVolume(context.Context, *CloneVolumeRequest) (*Volume, error)
+	// PublishVolume allows an identity to open a volume. From then on only identities that
+	// it is published to may. EEXIST: the identity has another access.
+	PublishVolume(context.Context, *PublishVolumeRequest) (*Volume, error)
+	// UnpublishVolume takes a volume away from an identity, and closes it there. It returns
+	// when none of that client's writes can reach the volume any more. ETIMEDOUT: some
+	// still can; the identity cannot open the volume any more, and the call may be repeated.
+	UnpublishVolume(context.Context, *UnpublishVolumeRequest) (*Empty, error)
 	mustEmbedUnimplementedServerDaemonServer()
 }
 
@@ -391,6 +564,39 @@ func (UnimplementedServerDaemonServer) SetAccessLimits(context.Context, *SetAcce
 }
 func (UnimplementedServerDaemonServer) Upgrade(context.Context, *UpgradeRequest) (*UpgradeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Upgrade not implemented")
+}
+func (UnimplementedServerDaemonServer) ListPools(context.Context, *ListRequest) (*PoolList, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPools not implemented")
+}
+func (UnimplementedServerDaemonServer) InitPool(context.Context, *PoolRequest) (*Pool, error) {
+	return nil, status.Error(codes.Unimplemented, "method InitPool not implemented")
+}
+func (UnimplementedServerDaemonServer) CreateVolume(context.Context, *CreateVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateVolume not implemented")
+}
+func (UnimplementedServerDaemonServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedServerDaemonServer) ListVolumes(context.Context, *ListVolumesRequest) (*VolumeList, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListVolumes not implemented")
+}
+func (UnimplementedServerDaemonServer) ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeVolume not implemented")
+}
+func (UnimplementedServerDaemonServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
+}
+func (UnimplementedServerDaemonServer) DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSnapshot not implemented")
+}
+func (UnimplementedServerDaemonServer) CloneVolume(context.Context, *CloneVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloneVolume not implemented")
+}
+func (UnimplementedServerDaemonServer) PublishVolume(context.Context, *PublishVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method PublishVolume not implemented")
+}
+func (UnimplementedServerDaemonServer) UnpublishVolume(context.Context, *UnpublishVolumeRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnpublishVolume not implemented")
 }
 func (UnimplementedServerDaemonServer) mustEmbedUnimplementedServerDaemonServer() {}
 func (UnimplementedServerDaemonServer) testEmbeddedByValue()                      {}
@@ -755,6 +961,204 @@ func _ServerDaemon_Upgrade_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerDaemon_ListPools_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ListPools(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ListPools_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ListPools(ctx, req.(*ListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_InitPool_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PoolRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).InitPool(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_InitPool_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).InitPool(ctx, req.(*PoolRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_CreateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).CreateVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_CreateVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).CreateVolume(ctx, req.(*CreateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).DeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_DeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).DeleteVolume(ctx, req.(*DeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_ListVolumes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListVolumesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ListVolumes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ListVolumes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ListVolumes(ctx, req.(*ListVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_ResizeVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).ResizeVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_ResizeVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).ResizeVolume(ctx, req.(*ResizeVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).CreateSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_CreateSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).CreateSnapshot(ctx, req.(*CreateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_DeleteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).DeleteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_DeleteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).DeleteSnapshot(ctx, req.(*DeleteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_CloneVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloneVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).CloneVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_CloneVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).CloneVolume(ctx, req.(*CloneVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_PublishVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).PublishVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_PublishVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).PublishVolume(ctx, req.(*PublishVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServerDaemon_UnpublishVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnpublishVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerDaemonServer).UnpublishVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerDaemon_UnpublishVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerDaemonServer).UnpublishVolume(ctx, req.(*UnpublishVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerDaemon_ServiceDesc is the grpc.ServiceDesc for ServerDaemon service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -837,6 +1241,50 @@ var ServerDaemon_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Upgrade",
 			Handler:    _ServerDaemon_Upgrade_Handler,
+		},
+		{
+			MethodName: "ListPools",
+			Handler:    _ServerDaemon_ListPools_Handler,
+		},
+		{
+			MethodName: "InitPool",
+			Handler:    _ServerDaemon_InitPool_Handler,
+		},
+		{
+			MethodName: "CreateVolume",
+			Handler:    _ServerDaemon_CreateVolume_Handler,
+		},
+		{
+			MethodName: "DeleteVolume",
+			Handler:    _ServerDaemon_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "ListVolumes",
+			Handler:    _ServerDaemon_ListVolumes_Handler,
+		},
+		{
+			MethodName: "ResizeVolume",
+			Handler:    _ServerDaemon_ResizeVolume_Handler,
+		},
+		{
+			MethodName: "CreateSnapshot",
+			Handler:    _ServerDaemon_CreateSnapshot_Handler,
+		},
+		{
+			MethodName: "DeleteSnapshot",
+			Handler:    _ServerDaemon_DeleteSnapshot_Handler,
+		},
+		{
+			MethodName: "CloneVolume",
+			Handler:    _ServerDaemon_CloneVolume_Handler,
+		},
+		{
+			MethodName: "PublishVolume",
+			Handler:    _ServerDaemon_PublishVolume_Handler,
+		},
+		{
+			MethodName: "UnpublishVolume",
+			Handler:    _ServerDaemon_UnpublishVolume_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
