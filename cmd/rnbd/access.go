@@ -16,12 +16,14 @@ import (
 
 // accessKeys describes those of a rule of access.
 var accessKeys = map[string]string{
-	"identity": "patterns of what a client has proved to be; without them the rule fits clients that have proved nothing, too",
-	"address":  "addresses or ranges, 10.0.0.0/24, that all paths of a client come from",
-	"fabric":   "fabrics that all paths of a client use",
-	"session":  "patterns of the name that a client gives its session, which it does not prove",
-	"device":   "patterns of names below the search path: * is within one folder, ** any number of folders",
-	"allow":    "none, ro, rw or migration, each with those before it",
+	"identity":    "patterns of what a client has proved to be; without them the rule fits clients that have proved nothing, too",
+	"address":     "addresses or ranges, 10.0.0.0/24, that all paths of a client come from",
+	"fabric":      "fabrics that all paths of a client use",
+	"session":     "patterns of the name that a client gives its session, which it does not prove",
+	"device":      "patterns of names below the search path: * is within one folder, ** any number of folders",
+	"role":        "makes the rule one about administrators of --admin-listen: read, volumes (create volumes, and change those that the identity has created) or admin, each with those before it; the rule has identity and address beside it",
+	"quota-bytes": "sum of the sizes of the volumes of an identity with the role volumes; 0: any",
+	"allow":       "none, ro, rw or migration, each with those before it",
 
 	"sessions":         "sessions that may have a device open by the rule at a time; 0: any number",
 	"devices":          "devices open by the rule at a time, of all sessions; 0: any number",

@@ -217,7 +217,7 @@ func (o *clientOptions) takeKeys(run *daemonRun, cfg *client.Config) (err error)
 		return err
 	}
 	challenges := cfg.AuthMode != rtrs.AuthOff
-	if run.tls, err = o.tlsOptions.open(o.TLSName, challenges, run.logs.Logger("tls")); err != nil {
+	if run.tls, err = o.tlsOptions.open(o.TLSName, challenges, false, run.logs.Logger("tls")); err != nil {
 		return err
 	}
 	if challenges {

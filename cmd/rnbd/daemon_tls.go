@@ -50,11 +50,11 @@ func (o *tlsOptions) registerAuth(f *pflag.FlagSet, modes string) {
 	f.StringVar(&o.Auth, "auth", tlsOff, modes)
 }
 
-// open reads the files of the options. Without TLS, and without challenges, it
-// returns nil.
-func (o *tlsOptions) open(name string, challenges bool, log *slog.Logger) (*tlsauth.Auth, error) {
+// open reads the files of the options. Without TLS, without challenges, and unless they
+// are needed for something else, it returns nil.
+func (o *tlsOptions) open(name string, challenges, needed bool, log *slog.Logger) (*tlsauth.Auth, error) {
 	files := tlsauth.Files{CA: o.TLSCA, Cert: o.TLSCert, Key: o.TLSKey, CRL: o.TLSCRL, PSK: o.TLSPSK}
-	if o.TLS == tlsOff && !challenges {
+	if o.TLS == tlsOff && !challenges && !needed {
 		if files != (tlsauth.Files{}) {
 			return nil, usageError{fmt.Errorf("files of keys are named, and --tls is off, as --auth is: say --tls %s or --auth %s", tlsRequire, tlsRequire)}
 		}
@@ -95,7 +95,7 @@ func (o *clientTLS) open() (*tlsauth.Auth, error) {
 	if o.TLS != tlsOff && o.TLS != tlsRequire {
 		return nil, usageError{fmt.Errorf("--tls %q: use %s or %s", o.TLS, tlsOff, tlsRequire)}
 	}
-	return o.tlsOptions.open(o.name, false, slog.New(slog.DiscardHandler))
+	return o.tlsOptions.open(o.name, false, false, slog.New(slog.DiscardHandler))
 }
 
 // openTLS reads the files for the TLS of the metrics page. Without any it returns

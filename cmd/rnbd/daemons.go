@@ -71,6 +71,15 @@ func (d *daemons) both() bool { return d.client != nil && d.server != nil }
 // connect reaches the daemons of set: the one, or those of the two that run.
 func connect(ctx context.Context, cmd *cobra.Command, set daemonSet) (*daemons, error) {
 	d := &daemons{}
+	remote, err := remoteServer(cmd)
+	switch {
+	case err != nil:
+		return nil, err
+	case remote != "" && set&onServer == 0:
+		return nil, usageError{fmt.Errorf("%s: it is for the client daemon of this host, and --%s names a server", cmd.CommandPath(), flagServer)}
+	case remote != "":
+		return d, d.dialRemote(cmd, remote)
+	}
 	var errs []error
 	for _, m := range modes {
 		if set&m.set == 0 {

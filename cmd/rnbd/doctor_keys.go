@@ -71,7 +71,7 @@ func (o *clientTLS) forProbes() (*tlsauth.Auth, rtrs.AuthMode, error) {
 	if o.TLS == tlsOff && mode == rtrs.AuthOff {
 		return nil, mode, nil // the files are only looked at
 	}
-	a, err := o.tlsOptions.open(o.name, mode != rtrs.AuthOff, slog.New(slog.DiscardHandler))
+	a, err := o.tlsOptions.open(o.name, mode != rtrs.AuthOff, false, slog.New(slog.DiscardHandler))
 	return a, mode, err
 }
 

@@ -45,6 +45,7 @@ list".`
 	f.StringP("output", "o", "table", "how to print: "+strings.Join(report.Formats, ", "))
 	f.Duration("timeout", 30*time.Second, "longest time a command may take")
 	f.String("socket", "", "control socket of the daemon, or the folder of client.sock and server.sock (default $RNBD_SOCKET, else /run/rnbd or the user's own)")
+	remoteFlags(f)
 	f.BoolP("verbose", "v", false, "print what is done")
 	root.AddGroup(&cobra.Group{ID: groupModes, Title: "Daemons:"})
 	for _, m := range modes {

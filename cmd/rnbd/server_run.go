@@ -24,6 +24,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/volume"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/iwarp"
+	"github.com/rnbd-go/rnbd/modules/rtrs/tlsauth"
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
@@ -48,6 +49,7 @@ type serverOptions struct {
 	CrashWindow      time.Duration `yaml:"crash-window"`
 	AccessGrace      time.Duration `yaml:"access-grace"`
 	StateDir         string        `yaml:"state-dir"`
+	AdminListen      string        `yaml:"admin-listen"`
 	Access           []access.Rule `yaml:"access"` // of files only
 	Pools            []poolOptions `yaml:"pools"`  // likewise
 }
@@ -113,6 +115,7 @@ func serverRun() (*cobra.Command, *serverOptions) {
 	f.DurationVar(&o.CrashWindow, "crash-window", def.CrashWindow, "see --crash-limit")
 	f.DurationVar(&o.AccessGrace, "access-grace", 30*time.Second, "time that a device stays open when a reload takes away the rule that allowed it, and a path when its client could not prove its identity any more")
 	f.StringVar(&o.StateDir, "state-dir", "", "folder of this server alone that outlives reboots: after a stop in order clients are not told of a power cut; the default is the first of $STATE_DIRECTORY, which systemd sets, else there is none")
+	f.StringVar(&o.AdminListen, "admin-listen", "", "ADDRESS:PORT for administrators of other hosts, by TLS with the certificates of --tls-ca; what they may do is for the rules with a role below the key access (default none)")
 	return c, o
 }
 
@@ -193,6 +196,11 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 	defer watchKeys(run.tls, func() { s.Judge(o.AccessGrace) })()
 	view, api := control.ViewServer(daemon), run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
+	stopAdmin, err := o.serveAdmin(run, daemon, s.Access)
+	if err != nil {
+		return errors.Join(err, closeWithin(s.Close))
+	}
+	defer stopAdmin()
 	return run.serve(api, services{
 		metrics: metrics.Server(view), status: status.Server(view), tree: s.Tree(), reloader: daemon,
 		ready: func(context.Context) {}, alive: s.Alive, close: s.Close,
@@ -215,7 +223,7 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string
 	if err != nil {
 		return cfg, nil, err
 	}
-	if run.tls, err = o.tlsOptions.open("", challenges, run.logs.Logger("tls")); err != nil {
+	if run.tls, err = o.openTLS(challenges, run.logs.Logger("tls")); err != nil {
 		return cfg, nil, err
 	}
 	fc, err := o.fabricConfig(run)
@@ -233,6 +241,15 @@ func (o *serverOptions) libraryConfig(run *daemonRun) (server.Config, map[string
 	cfg.SocketDir, cfg.IncarnationFile = socketFolder(run.socket), o.incarnationFile()
 	cfg.Listen, err = o.listeners(devices, run.pre.Take)
 	return cfg, devices, err
+}
+
+// openTLS reads the files of keys and certificates. Remote administration needs them, too.
+func (o *serverOptions) openTLS(challenges bool, log *slog.Logger) (*tlsauth.Auth, error) {
+	a, err := o.tlsOptions.open("", challenges, o.AdminListen != "", log)
+	if err == nil && o.AdminListen != "" && o.TLSCert == "" {
+		err = usageError{errors.New("--admin-listen needs --tls-ca, --tls-cert and --tls-key: administrators prove who they are by certificates")}
+	}
+	return a, err
 }
 
 // challenges reports whether a listener challenges clients.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -64,7 +65,13 @@ func (c *controlAPI) CreateVolume(ctx context.Context, r *controlpb.CreateVolume
 	if err != nil {
 		return nil, err
 	}
-	v, err := p.Create(ctx, r.Name, volume.CreateOptions{Size: r.Size, Private: r.Private})
+	n := volume.Name{Volume: r.Name}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
+	v, err := c.s.withinQuota(ctx, p, n, n, r.Size, func(owner string) (volume.Volume, error) {
+		return p.Create(ctx, r.Name, volume.CreateOptions{Size: r.Size, Owner: owner, Private: r.Private})
+	})
 	return c.s.answerVolume(p, v, err)
 }
 
@@ -100,7 +107,11 @@ func (c *controlAPI) DeleteVolume(ctx context.Context, r *controlpb.DeleteVolume
 	if err != nil {
 		return nil, err
 	}
-	return &controlpb.Empty{}, p.Delete(ctx, volume.Name{Volume: r.Name}, r.KeepSnapshots)
+	n := volume.Name{Volume: r.Name}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, p.Delete(ctx, n, r.KeepSnapshots)
 }
 
 // ListVolumes lists the volumes of one pool or of all, in the order of their names. A
@@ -146,7 +157,13 @@ func (c *controlAPI) ResizeVolume(ctx context.Context, r *controlpb.ResizeVolume
 	if err != nil {
 		return nil, err
 	}
-	v, err := p.Resize(ctx, r.Name, r.Size, r.Shrink)
+	n := volume.Name{Volume: r.Name}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
+	v, err := c.s.withinQuota(ctx, p, n, n, r.Size, func(string) (volume.Volume, error) {
+		return p.Resize(ctx, r.Name, r.Size, r.Shrink)
+	})
 	return c.s.answerVolume(p, v, err)
 }
 
@@ -156,7 +173,13 @@ func (c *controlAPI) CreateSnapshot(ctx context.Context, r *controlpb.CreateSnap
 	if err != nil {
 		return nil, err
 	}
-	v, err := p.Snapshot(ctx, r.Name, r.Snapshot, "")
+	n, source := volume.Name{Volume: r.Name, Snapshot: r.Snapshot}, volume.Name{Volume: r.Name}
+	if err := errors.Join(mayChange(ctx, p, source), mayChange(ctx, p, n)); err != nil {
+		return nil, err
+	}
+	v, err := c.s.withinQuota(ctx, p, n, source, 0, func(owner string) (volume.Volume, error) {
+		return p.Snapshot(ctx, r.Name, r.Snapshot, owner)
+	})
 	return c.s.answerVolume(p, v, err)
 }
 
@@ -169,7 +192,11 @@ func (c *controlAPI) DeleteSnapshot(ctx context.Context, r *controlpb.DeleteSnap
 	if err := volume.CheckName(r.Snapshot); err != nil { // an empty one would be the volume
 		return nil, fmt.Errorf("delete a snapshot of %q: %w", r.Name, err)
 	}
-	return &controlpb.Empty{}, p.Delete(ctx, volume.Name{Volume: r.Name, Snapshot: r.Snapshot}, false)
+	n := volume.Name{Volume: r.Name, Snapshot: r.Snapshot}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
+	return &controlpb.Empty{}, p.Delete(ctx, n, false)
 }
 
 // CloneVolume is volume.Pool.Clone.
@@ -182,7 +209,13 @@ func (c *controlAPI) CloneVolume(ctx context.Context, r *controlpb.CloneVolumeRe
 	if err != nil {
 		return nil, fmt.Errorf("clone: %w", err)
 	}
-	v, err := p.Clone(ctx, from, r.Name, volume.CreateOptions{Size: r.Size, Private: r.Private})
+	n := volume.Name{Volume: r.Name}
+	if err := errors.Join(mayChange(ctx, p, from), mayChange(ctx, p, n)); err != nil {
+		return nil, err
+	}
+	v, err := c.s.withinQuota(ctx, p, n, from, r.Size, func(owner string) (volume.Volume, error) {
+		return p.Clone(ctx, from, r.Name, volume.CreateOptions{Size: r.Size, Owner: owner, Private: r.Private})
+	})
 	return c.s.answerVolume(p, v, err)
 }
 
@@ -201,7 +234,11 @@ func (c *controlAPI) PublishVolume(ctx context.Context, r *controlpb.PublishVolu
 	case r.Snapshot != "" && mode != blk.ReadOnly:
 		return nil, fmt.Errorf("publish %s@%s: a snapshot is read-only: %w", r.Name, r.Snapshot, syscall.EINVAL)
 	}
-	v, err := p.Publish(ctx, volume.Name{Volume: r.Name, Snapshot: r.Snapshot}, r.Identity, mode.String())
+	n := volume.Name{Volume: r.Name, Snapshot: r.Snapshot}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
+	v, err := p.Publish(ctx, n, r.Identity, mode.String())
 	return c.s.answerVolume(p, v, err)
 }
 
@@ -217,9 +254,13 @@ func (c *controlAPI) UnpublishVolume(ctx context.Context, r *controlpb.Unpublish
 	if r.Identity == "" {
 		return nil, fmt.Errorf("unpublish volume %q: the identity is empty: %w", r.Name, syscall.EINVAL)
 	}
+	n := volume.Name{Volume: r.Name, Snapshot: r.Snapshot}
+	if err := mayChange(ctx, p, n); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, unpublishTime)
 	defer cancel()
-	return &controlpb.Empty{}, p.Unpublish(ctx, volume.Name{Volume: r.Name, Snapshot: r.Snapshot}, r.Identity, func(id volume.ID) error {
+	return &controlpb.Empty{}, p.Unpublish(ctx, n, r.Identity, func(id volume.ID) error {
 		return c.s.closeForIdentity(ctx, id, r.Identity)
 	})
 }

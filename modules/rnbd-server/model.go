@@ -47,6 +47,7 @@ type Server struct {
 	rules        atomic.Pointer[ruleSet]
 	owners       owners
 	sharesMu     sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
+	quotas       sync.Mutex      // held while a volume is made or grows that counts in a quota
 	admins       context.Context // of OPENs; ends with the server
 	stopAdmins   func()
 

@@ -4,11 +4,28 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/access"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-server/volume"
 )
 
 // Who may open a node: the rules decide, or the identities that a volume is published to.
+
+// errPrivate refuses clients that a volume is not published to.
+var errPrivate error = &reasoned{"the volume is published to other identities, or to none", syscall.EACCES, errRules.(*reasoned).code}
+
+// granted returns the reason why what is known of a volume forbids c to open it in mode.
+func granted(meta *volume.Meta, c access.Client, mode blk.AccessMode) error {
+	for _, identity := range c.Identities {
+		if allowed, ok := blk.ParseAccessMode(meta.Grants[identity]); ok {
+			if mode > allowed {
+				return fmt.Errorf("it is published to %q with the access %s: %w", identity, allowed, errPrivate)
+			}
+			return nil
+		}
+	}
+	return errPrivate
+}
 
 // judgeNode returns the reason why the session may not open a node: a snapshot is
 // read-only, a private volume is for those that it is published to, and the rules decide

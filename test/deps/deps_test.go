@@ -135,8 +135,8 @@ func isOwnTestSuite(pkg, imp string) bool {
 func TestCommandsKnowTheControlAPIOnly(t *testing.T) {
 	// bench_server, doctor_server, doctor_keys and discover are clients of their own: they ask a server without
 	// a daemon. The files daemon_* and mapping are of the daemons: those keep the mappings of their
-	// configuration.
-	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|daemon_run|daemon_reload|daemon_upgrade_server|daemon_upgrade_client|daemon_routes|daemon_tls|daemon_nbd|mapping|bench_server|doctor_server|doctor_keys|discover)\.go$`)
+	// configuration. daemon_admin and daemons_remote are the two ends of the control API's TLS.
+	mayKnowDaemons := regexp.MustCompile(`^(server_run|client_run|providers|daemon|daemon_run|daemon_reload|daemon_upgrade_server|daemon_upgrade_client|daemon_routes|daemon_tls|daemon_nbd|daemon_admin|daemons_remote|mapping|bench_server|doctor_server|doctor_keys|discover)\.go$`)
 	files, err := filepath.Glob(filepath.Join(root(), "cmd/rnbd/*.go"))
 	if err != nil || len(files) == 0 {
 		t.Fatal("no files of cmd/rnbd", err)

@@ -29,6 +29,12 @@ type Rule struct {
 	// Allow is the widest access that the rule allows: none, ro, rw or
 	// migration. Each of these words includes those before it.
 	Allow string `yaml:"allow"`
+	// Role makes the rule one about remote administration: RoleRead, RoleVolumes or
+	// RoleAdmin. It has an Identity, perhaps an Address, and nothing about devices.
+	Role string `yaml:"role"`
+	// QuotaBytes bounds the sum of the sizes of the volumes that an identity of the role
+	// volumes has, in bytes. 0: no limit.
+	QuotaBytes int64 `yaml:"quota-bytes"`
 	// Limits hold for all clients of the rule together.
 	Limits `yaml:",inline"`
 }
@@ -57,7 +63,10 @@ type Decision struct {
 
 // Rules are parsed rules. nil, like no rules, allows everything. Rules are
 // immutable; all methods may be called by any goroutine.
-type Rules struct{ list []rule }
+type Rules struct {
+	list    []rule
+	devices bool // a rule is about devices
+}
 
 type rule struct {
 	identity, session, device []glob
@@ -66,6 +75,7 @@ type rule struct {
 	allow                     int // as level
 	text                      string
 	limits                    Limits
+	administrator             Administrator // with a Role: the rule says nothing about devices
 }
 
 // levels are the words of Allow, each after the words that it includes.
@@ -88,6 +98,7 @@ func New(written []Rule) (*Rules, error) {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
 		}
 		r.list = append(r.list, one)
+		r.devices = r.devices || one.administrator.Role == ""
 	}
 	return r, nil
 }
@@ -143,6 +154,10 @@ func (w *Rule) parse() (r rule, err error) {
 		}
 	}
 	r.fabric = w.Fabric
+	if err := w.checkRole(); err != nil || w.Role != "" {
+		r.administrator = Administrator{w.Role, w.QuotaBytes}
+		return r, err
+	}
 	if r.allow = slices.Index(levels, w.Allow); r.allow < 0 {
 		return r, fieldError{"allow", w.Allow, errors.New("write none, ro, rw or migration")}
 	}
@@ -199,6 +214,13 @@ func (w *Rule) String() string {
 			fields = append(fields, f.name+": ["+strings.Join(f.values, ", ")+"]")
 		}
 	}
+	if w.Role != "" {
+		fields = append(fields, "role: "+w.Role)
+		if w.QuotaBytes != 0 {
+			fields = append(fields, fmt.Sprintf("quota-bytes: %d", w.QuotaBytes))
+		}
+		return strings.Join(fields, ", ")
+	}
 	fields = append(fields, "allow: "+w.Allow)
 	if limits := w.Limits.String(); limits != "" {
 		fields = append(fields, limits)
@@ -223,7 +245,7 @@ func (r *Rules) Limits(n int) Limits { return r.list[n-1].limits }
 // Decide decides whether the client may open the device with that name in mode.
 // Names are compared without empty words and "."; a name with ".." is refused.
 func (r *Rules) Decide(c Client, name string, mode blk.AccessMode) Decision {
-	if r.Len() == 0 {
+	if r == nil || !r.devices {
 		return Decision{Allowed: true, Why: "there are no rules"}
 	}
 	if slices.Contains(strings.Split(name, "/"), "..") {
@@ -256,7 +278,7 @@ func (d *rule) verdict(n int, mode blk.AccessMode) Decision {
 
 // fits reports whether the rule applies to this client and this name.
 func (d *rule) fits(c Client, name []string) bool {
-	return (len(d.device) == 0 || slices.ContainsFunc(d.device, func(g glob) bool { return g.matchWords(name) })) &&
+	return d.administrator.Role == "" && (len(d.device) == 0 || slices.ContainsFunc(d.device, func(g glob) bool { return g.matchWords(name) })) &&
 		(len(d.session) == 0 || fitsOne(d.session, c.Session)) &&
 		(len(d.identity) == 0 || slices.ContainsFunc(c.Identities, func(id string) bool { return fitsOne(d.identity, id) })) &&
 		(len(d.address)+len(d.fabric) == 0 || d.fitsPaths(c.Paths))

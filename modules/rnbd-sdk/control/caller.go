@@ -102,6 +102,11 @@ func AuditCalls(log *audit.Log) grpc.UnaryServerInterceptor {
 		if c, ok := CallerOf(ctx); ok {
 			r.UID, r.PID = &c.UID, &c.PID
 		}
+		if p, addr, ok := peerOf(ctx); ok {
+			r.Identity, r.Client = p.Identity, addr.String()
+			log.AddPeer(addr.Addr(), r)
+			return resp, err
+		}
 		log.Add(r)
 		return resp, err
 	}

@@ -23,9 +23,14 @@ const (
 	NoRole Role = iota
 	// Reader may list, show and count.
 	Reader
+	// Volumes may also create volumes, and change those that it has created.
+	Volumes
 	// Admin may do everything.
 	Admin
 )
+
+// String returns the name of the role in the access rules.
+func (r Role) String() string { return [...]string{"none", "read", "volumes", "admin"}[r] }
 
 // Group is a group of users that may read from a control socket. A nil *Group
 // has no members.
@@ -73,10 +78,25 @@ var forReaders = map[string]bool{
 	controlpb.ClientDaemon_Events_FullMethodName:       true,
 }
 
+// forVolumes are the calls that change volumes.
+var forVolumes = map[string]bool{
+	controlpb.ServerDaemon_CreateVolume_FullMethodName:    true,
+	controlpb.ServerDaemon_DeleteVolume_FullMethodName:    true,
+	controlpb.ServerDaemon_ResizeVolume_FullMethodName:    true,
+	controlpb.ServerDaemon_CreateSnapshot_FullMethodName:  true,
+	controlpb.ServerDaemon_DeleteSnapshot_FullMethodName:  true,
+	controlpb.ServerDaemon_CloneVolume_FullMethodName:     true,
+	controlpb.ServerDaemon_PublishVolume_FullMethodName:   true,
+	controlpb.ServerDaemon_UnpublishVolume_FullMethodName: true,
+}
+
 // RoleFor returns the least role that may call a method, by its full name.
 func RoleFor(method string) Role {
-	if forReaders[method] {
+	switch {
+	case forReaders[method]:
 		return Reader
+	case forVolumes[method]:
+		return Volumes
 	}
 	return Admin
 }
