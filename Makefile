@@ -8,7 +8,7 @@ MODULES  := modules/rtrs modules/rnbd-sdk modules/rnbd-server modules/rnbd-clien
 PLUGINS  := plugins/io-blockio plugins/io-fileio plugins/io-nbd plugins/frontend-nbd plugins/frontend-ublk plugins/frontend-fuse
 PROGRAMS := cmd/rnbd cmd/rnbd-net $(PLUGINS) examples/io-memory
 ALL      := $(MODULES) $(PROGRAMS) plugins/io-rbd test tools
-DEBIAN_PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 stress-ng iproute2 strace groff-base fuse3 busybox rpm
+DEBIAN_PACKAGES := libnbd-bin qemu-utils qemu-system-common nbdkit nbd-server nbd-client fio e2fsprogs tshark iperf3 stress-ng iproute2 strace xfsprogs groff-base fuse3 busybox rpm
 DEBIAN_PACKAGES_LONG := lintian podman crun
 RESULTS  := .cache/test-results
 
@@ -89,7 +89,7 @@ c-compiler:
 	@command -v $(or $(CC),gcc) >/dev/null || { echo "make check needs a C compiler for the race detector, and there is no $(or $(CC),gcc); make test needs none"; exit 1; }
 
 tools-for-test:
-	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 stress-ng tc strace groff fusermount3 busybox rpm; do \
+	@missing=; for t in nbdinfo qemu-io qemu-storage-daemon nbdkit nbd-server nbd-client fio mke2fs tshark iperf3 stress-ng tc strace groff fusermount3 busybox rpm mkfs.xfs; do \
 		command -v $$t >/dev/null || [ -x /usr/sbin/$$t ] || missing="$$missing $$t"; done; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

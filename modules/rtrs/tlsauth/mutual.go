@@ -23,7 +23,9 @@ func (a *Auth) MutualServer(protocol string) *tls.Config {
 			return &tls.Config{
 				MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, SessionTicketsDisabled: true,
 				Certificates: []tls.Certificate{*cred.cert}, ClientAuth: tls.RequireAnyClientCert,
-				VerifyConnection: func(s tls.ConnectionState) error { return cred.verifyChain(s.PeerCertificates, x509.ExtKeyUsageClientAuth) },
+				VerifyConnection: func(s tls.ConnectionState) error {
+					return cred.verifyChain(s.PeerCertificates, x509.ExtKeyUsageClientAuth)
+				},
 			}, nil
 		},
 	}
