@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/cmd/rnbd/internal/handover"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
@@ -35,7 +39,11 @@ type serving struct {
 	options *serverOptions
 	fabrics map[string]verbs.Device
 	reopen  func(fabric string) (verbs.Device, error)
+	errors  *os.File // of flushes, for the next process; nil: there is no upgrade under way
 }
+
+// socketErrors is a file in memory with the errors of flushes that clients were not told of.
+const socketErrors = "flush-errors"
 
 // socketKeeper is a device whose listening sockets can be handed over. Others
 // listen again, which their clients notice if that takes longer than a repetition
@@ -58,7 +66,12 @@ func (s *serving) sockets() (all []handover.Socket, err error) {
 		}
 		all = append(all, handover.Socket{Name: listenName(arg), File: f})
 	}
-	return all, nil
+	fd, err := unix.MemfdCreate(socketErrors, unix.MFD_CLOEXEC)
+	if err != nil {
+		return all, os.NewSyscallError("memfd_create", err)
+	}
+	s.errors = os.NewFile(uintptr(fd), socketErrors)
+	return append(all, handover.Socket{Name: socketErrors, File: s.errors}), nil
 }
 
 func (s *serving) leave(ctx context.Context) (devices int, left bool, err error) {
@@ -87,8 +100,34 @@ func (s *serving) listensOn(fabric string) bool {
 	})
 }
 
-// Clients bring their devices along.
-func (s *serving) pass(*handover.Process) error { return nil }
+// pass leaves the errors of flushes to the next process. Clients bring their devices along.
+func (s *serving) pass(*handover.Process) error {
+	text, err := json.Marshal(s.server.FlushErrors())
+	if err == nil {
+		_, err = s.errors.WriteAt(text, 0)
+	}
+	return err
+}
+
+// inheritErrors gives s the errors of flushes that the last process has left. A process of an
+// earlier version leaves none.
+func inheritErrors(pre *handover.Predecessor, s *server.Server) error {
+	f := pre.Take(socketErrors)
+	if f == nil {
+		return nil
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<20))
+	if err != nil || len(text) == 0 {
+		return err
+	}
+	var all []server.FlushError
+	if err := json.Unmarshal(text, &all); err != nil {
+		return fmt.Errorf("errors of flushes: %w", err)
+	}
+	s.InheritFlushErrors(all)
+	return nil
+}
 
 func (s *serving) commit(*handover.Process, *controlpb.UpgradeReply) error { return nil }
 

@@ -44,7 +44,7 @@ var deviceFields = []report.Field[device]{
 	report.F("rule", "Rule", "access rule that allows it; empty: none", func(d device) any { return d.ruleNumber() }),
 	report.F("access_limits", "Access Limits", "of that rule, that hold up its requests", func(d device) any { return limitsText(d.use.GetLimits()) }),
 	report.F("last_error", "Last Error", "why it is not open", onMapped(func(d device) any { return d.mapped.LastError })),
-	report.F("writes_lost", "Writes Lost", "why a flush fails: acknowledged writes were lost", onMapped(func(d device) any { return d.mapped.WritesLost })),
+	report.F("writes_lost", "Writes Lost", "why a flush fails: acknowledged writes were lost", func(d device) any { return d.writesLost() }),
 }
 
 // size limits are no amounts: they are not summed up.
@@ -101,6 +101,13 @@ func (d device) failsIn(now time.Time) any {
 		return "never"
 	}
 	return nil
+}
+
+func (d device) writesLost() string {
+	if d.mapped != nil {
+		return d.mapped.WritesLost
+	}
+	return d.exported.WritesLost
 }
 
 func (d device) direction() string {

@@ -186,7 +186,13 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 	if err != nil {
 		return explainListen(fmt.Errorf("server: %w", err))
 	}
-	if err := run.takeOver(func() error { return s.Serve(cfg.Listen) }, s.Devices); err != nil {
+	serve := func() error {
+		if err := inheritErrors(pre, s); err != nil {
+			run.log.Warn("clients may not be told of flushes that have failed", "err", err)
+		}
+		return s.Serve(cfg.Listen)
+	}
+	if err := run.takeOver(serve, s.Devices); err != nil {
 		return errors.Join(err, closeWithin(s.Close))
 	}
 	daemon := &serverDaemon{ServerDaemonServer: s.Control(versionString()), server: s, upgrading: run.upgrading}

@@ -57,6 +57,9 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	f.ended()
 	r.refund()
 	q.note(f.lane)
+	if r.isDurable() {
+		r.noteFlush(errno)
+	}
 	if r.preflush && errno == blk.OK { // of the flush; feed sends r itself
 		r.preflush = false
 		q.wait(f, r)
@@ -84,6 +87,9 @@ func storageErrno(n uint32) blk.Errno {
 // finish answers r with errno and frees its slot.
 func (q *ioQueue) finish(r *request, errno blk.Errno) {
 	f := &r.m.flows[q.pump]
+	if r.isDurable() {
+		errno = r.answerFlush(errno)
+	}
 	if r.sqe.Op.Modifies() {
 		q.ended(r, f, errno)
 	}

@@ -135,11 +135,15 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 
 func (d *device) describe() *controlpb.ServerDevice {
 	failed := d.failedRequests()
-	return &controlpb.ServerDevice{
+	out := &controlpb.ServerDevice{
 		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.state(),
 		Limits:         control.Limits(d.limits.Load()),
 		FailedRequests: failed.Sum(),
 	}
+	if u := d.plugin.server.knownUsage(d.key.id); u != nil {
+		out.WriteLosses, out.WritesLost = u.losses.Load(), u.describeLoss()
+	}
+	return out
 }
 
 func (m *mapping) describe() *controlpb.ServerDeviceUse {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -119,6 +120,9 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	d.volume, d.diskSeq = n.volume, n.diskSeq
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
 	if err := p.open(ctx, d); err != nil {
+		if errors.Is(err, syscall.EIO) && !key.readOnly { // it may be one of write-back, and the kernel reports it once
+			s.usageOf(key.id).flushes.add(blk.EIO)
+		}
 		s.giveGuard(key, g)
 		n.close()
 		return nil, err

@@ -32,11 +32,11 @@
 //	                         devices, their rules, their sizes and their holes
 //	arenas, plugin_open, durable, guard, events, published, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
-//	queue, replay, ring, answer, budget, window, usage
+//	queue, replay, ring, answer, budget, window, flusherrors, usage
 //	                         DATA PATH: requests from the wire to a ring and back
 //	session, devstate, record, plugin_info
 //	                         what all of these ask a session, a device and a plugin
 //	model                    the structs of all of these
-//	writers, config, jail, identity, indices, owners, pace, pacer, reason
+//	writers, config, jail, identity, indices, owners, pace, pacer, reason, flusherror
 //	                         values, names, and small machines of their own
 package server

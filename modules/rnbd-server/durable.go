@@ -6,8 +6,10 @@ package server
 
 import (
 	"fmt"
+	"syscall"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
@@ -39,5 +41,19 @@ func (s *Server) noteWriter(d *device, opened *plugin.OpenedDisk) {
 	}
 	if err := s.incarnation.noteOpen(d.path); err != nil {
 		s.log.Error("an orderly stop is not recorded", "err", err)
+	}
+}
+
+// errOtherIncarnation is the reason of the EIO that a flush gets.
+var errOtherIncarnation = fmt.Errorf("the storage behind the plugin was restarted without its caches: writes that were acknowledged after the last flush may be lost: %w", syscall.EIO)
+
+// noteIncarnation compares the verifier of d, which in has opened again, with that of
+// before. Sessions that stay up do not open d again, so where it is another one the server
+// makes their next flush fail itself.
+func (p *ioPlugin) noteIncarnation(in *supervise.Instance, d *device, opened *plugin.OpenedDisk) {
+	now := p.verifier(in.Generation, opened)
+	was := rnbdwire.Verifier(d.verifier.Swap(uint64(now)))
+	if was.LosesWrites() && now != 0 && !was.IsSame(now) && !d.key.readOnly {
+		p.server.flushFailed(p.server.usageOf(d.key.id), d.name, errOtherIncarnation)
 	}
 }

@@ -65,7 +65,7 @@ func (p *ioPlugin) passFence(d *device) {
 
 // fenced reports whether the fence of a failing device has passed.
 func (p *ioPlugin) fenced(d *device) bool {
-	if d.guard.file != nil {
+	if d.guard.file != nil && !d.guard.unlocked {
 		free, err := fence.Free(d.guard.file)
 		return err == nil && free
 	}

@@ -34,7 +34,7 @@ func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlu
 		if err := g.open(ctx, n, key.readOnly, s.cfg.ServeInUse); err != nil {
 			return nil, err
 		}
-		if g.file == nil && !key.readOnly {
+		if (g.file == nil || g.unlocked) && !key.readOnly {
 			p.log.Warn("device has no lock of the server: another server may open it while the plugin restarts", "device", n.path)
 		}
 	}
@@ -69,8 +69,8 @@ func isOneOf(err error, list []error) bool {
 	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
-// open opens the node again and takes the lock. A node of a file system without locks has
-// none. Any other error, such as of a lack of descriptors or of locks, is the caller's: the
+// open opens the node again and takes the lock. On a file system without locks g is
+// unlocked. Any other error, such as of a lack of descriptors or of locks, is the caller's: the
 // next try may get the lock.
 func (g *guard) open(ctx context.Context, n *node, readOnly, inUse bool) error {
 	f, err := n.reopen(ctx, readOnly, inUse)
@@ -86,17 +86,19 @@ func (g *guard) open(ctx context.Context, n *node, readOnly, inUse bool) error {
 	}
 	if !readOnly {
 		if err := fence.Lock(ctx, f, fence.Owner); err != nil {
-			f.Close()
+			if !isOneOf(err, withoutLocks) || ctx.Err() != nil {
+				f.Close()
+			}
 			if ctx.Err() != nil {
 				return fmt.Errorf("another server has it open for writing: %w", syscall.EBUSY)
 			}
-			if isOneOf(err, withoutLocks) {
-				return nil
+			if !isOneOf(err, withoutLocks) {
+				return fmt.Errorf("the server's lock: %w", err)
 			}
-			return fmt.Errorf("the server's lock: %w", err)
+			g.unlocked = true
 		}
 	}
-	g.file = f
+	g.file, g.readOnly = f, readOnly
 	return nil
 }
 
@@ -176,4 +178,43 @@ func reopenNode(ctx context.Context, node *os.File, flags int) (*os.File, error)
 		}()
 		return nil, context.Cause(ctx)
 	}
+}
+
+// syncGuard flushes the node of g, and keeps an error for the node's clients. It returns false
+// if ctx ends first; then the flush goes on.
+func (s *Server) syncGuard(ctx context.Context, g *guard, id nodeID, name string) bool {
+	if g.file == nil || g.readOnly {
+		return true
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := g.sync(s.fdatasync); err != nil {
+			s.flushFailed(s.usageOf(id), name, fmt.Errorf("write-back has failed: %w", err))
+		}
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// sync calls fdatasync for the node. It returns nil where the node has none.
+func (g *guard) sync(fdatasync func(fd int) error) error {
+	raw, err := g.file.SyscallConn()
+	if err != nil {
+		return nil // closed: no client has the node open
+	}
+	err = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		if cerr := raw.Control(func(fd uintptr) { err = fdatasync(int(fd)) }); cerr != nil {
+			return nil
+		}
+	}
+	if isOneOf(err, []error{unix.EINVAL, unix.ENOSYS, unix.EOPNOTSUPP, unix.EROFS}) {
+		return nil
+	}
+	return err
 }

@@ -81,11 +81,17 @@ func (h *handler) Retired(op *rtrs.Op) {
 }
 
 // PathLost makes the writes of other clients wait for those that a session without
-// a path has in flight.
+// a path has in flight. Answers may be lost with the path: failures of flushes are told again.
 func (h *handler) PathLost(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
-	if !ok || !sess.isCut() {
+	if !ok {
+		return
+	}
+	for _, m := range sess.all() {
+		m.tellAgain()
+	}
+	if !sess.isCut() {
 		return
 	}
 	for _, m := range sess.all() {
@@ -385,6 +391,7 @@ func (s *Server) onClose(sess *session, msg rnbdwire.Close) error {
 		return fmt.Errorf("close: message of %d bytes: %w", len(msg), syscall.EINVAL)
 	}
 	if m := sess.lookup(msg.DeviceID()); m != nil {
+		m.confirm(m.told.Load())
 		s.closeMapping(m, false)
 		s.auditClose(m)
 	}

@@ -69,6 +69,8 @@ type Server struct {
 	stopped atomic.Bool    // no plugin runs any more
 	leaving atomic.Bool    // a hand-over is under way: no device is opened whose writes it would lose
 
+	fdatasync func(fd int) error // fdatasync(2); tests have others
+
 	watchdog     *watching     // nil: HungAfter is zero
 	stopWatchdog func()        // ends it and waits for its end
 	stopWatch    func()        // ends watchSizes and waits for its end
@@ -182,8 +184,11 @@ type mapping struct {
 	named       bool         // the client has sent its number
 	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
 	refusals    atomic.Int64 // repetitions refused
-	sharing     uint64       // number of the news that others may write; guarded by session.mu
-	cut         atomic.Bool  // outlive runs: the session has lost its paths with requests in flight
+	// told is the last flushError that the mapping was answered with, known the last that
+	// the client is sure to know. See flusherrors.go.
+	told, known atomic.Uint64
+	sharing     uint64      // number of the news that others may write; guarded by session.mu
+	cut         atomic.Bool // outlive runs: the session has lost its paths with requests in flight
 }
 
 // asking is an EXTENTS under way.
@@ -207,6 +212,8 @@ type news struct {
 type usage struct {
 	shared  atomic.Bool  // two mappings may write, or could until lately
 	repeats atomic.Int32 // repetitions in flight, and mappings without a path that have requests in flight
+	flushes flushErrors
+	losses  atomic.Uint64 // flushErrors that came with no answer of a plugin
 
 	mu      sync.Mutex  // taken after all other locks
 	writers []*mapping  // mappings that may write
@@ -214,6 +221,8 @@ type usage struct {
 	held    []func()    // functions that continue the writes waiting for the end of repetitions
 	gone    departures  // mappings that were closed
 	calm    *time.Timer // runs relax; nil before the first departure
+	// lossText is the last of losses in words.
+	lossText string
 }
 
 // departures are the times of the last writes of mappings that were closed.
@@ -338,6 +347,10 @@ type request struct {
 	// maybeSince is the time at which the plugin was first asked.
 	maybe      uint64
 	maybeSince int64
+	// tells is the flushError that the last request in this chunk was answered with, and
+	// teller its mapping; nil: with none.
+	teller *mapping
+	tells  uint64
 	// arrived is the time at which the request came from the client, sent
 	// that at which the plugin was first asked; 0: not yet.
 	arrived, sent int64
@@ -480,7 +493,7 @@ type look struct {
 }
 
 // guard is a description of a node that the server keeps open for as long as
-// the node is open. No I/O goes through it. It has two uses:
+// the node is open. No I/O goes through it. It has three uses:
 //
 //   - Opened for writing it holds the lock fence.Owner. The locks of a plugin's
 //     process go when its I/O has ended; another server that waits for them
@@ -488,7 +501,11 @@ type look struct {
 //     So servers first take the lock that does not go with a process.
 //   - It shows when the locks of a dead process have gone, where no process is
 //     to be started that would wait for them.
+//   - It is told of errors of write-back that a dead process was told of, and took with it:
+//     flusherrors.go.
 type guard struct {
-	file  *os.File // nil: the node cannot be opened, or its plugin has no locks
+	file  *os.File // nil: the node cannot be opened, or its plugin loses writes with its process
 	users int      // guarded by Server.mu
+	// readOnly reports that file is opened for reading, unlocked that it holds no lock.
+	readOnly, unlocked bool
 }

@@ -130,6 +130,7 @@ func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id n
 	if m.mode != blk.ReadOnly {
 		m.usage = s.usageOf(id)
 		m.usage.add(m)
+		m.joinFlushes()
 	}
 	err := m.dev.plugin.attachSession(ctx, sess)
 	if err == nil {

@@ -28,6 +28,10 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		return
 	}
 	r := &sess.reqs[op.Chunk()]
+	if r.teller != nil {
+		r.teller.confirm(r.tells)
+		r.teller = nil
+	}
 	if number != 0 && number == r.done { // on a path that has lost the answer
 		op.Respond(int(r.doneErrno))
 		return

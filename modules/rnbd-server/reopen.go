@@ -131,6 +131,10 @@ func (p *ioPlugin) opened(in *supervise.Instance, d *device, opened *plugin.Open
 		p.unfit(in, d, failedChanged, err.Error())
 		return
 	}
+	if !p.server.syncGuard(in.Context(), d.guard, d.key.id, d.name) {
+		return // the next process will open it
+	}
+	p.noteIncarnation(in, d, opened)
 	if p.awaits(in, d) {
 		p.server.takeLimits(d, limits)
 	}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/pump"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
@@ -30,7 +32,7 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 	s := &Server{
 		cfg: cfg, log: cfg.logger("server"), jail: jail{searchPath: cfg.SearchPath, devices: cfg.BlockDevices},
 		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
-		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists),
+		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists), fdatasync: unix.Fdatasync,
 	}
 	s.incarnation = incarnation{path: cfg.IncarnationFile, boot: cfg.BootID, flush: flushNode}
 	if s.jail.pools, err = newPools(cfg.Pools, s); err != nil {

@@ -51,6 +51,13 @@ func (s *Server) usageOf(id nodeID) *usage {
 	return u
 }
 
+// knownUsage returns the usage of a node, nil if there is none.
+func (s *Server) knownUsage(id nodeID) *usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.usages[id]
+}
+
 // forgetUsage removes a record to make room for another one. The caller holds
 // mu.
 func (s *Server) forgetUsage() {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/control/controlpb"
 	"github.com/rnbd-go/rnbd/test/lab"
 	"github.com/rnbd-go/rnbd/test/nbdclient"
 	"github.com/rnbd-go/rnbd/test/slowdisk"
@@ -137,4 +138,32 @@ func diskThatFails(t *testing.T, errno syscall.Errno) {
 	}
 	w.awaitProgress(100)
 	w.stop()
+}
+
+// TestAFlushThatFailsForADeadPlugin kills a plugin within an fsync that fails then. The
+// kernel has told the dead process, and would tell no other one that opens the device.
+func TestAFlushThatFailsForADeadPlugin(t *testing.T) {
+	d := slowdisk.New(t, 4<<20)
+	l := lab.New(t)
+	s := l.Server(lab.ServerOptions{Plugins: []string{"fileio"}})
+	c := l.Client(lab.ClientOptions{})
+	dev := l.Map(c, d.Loop(), s, func(r *controlpb.MapRequest) { r.IoMode = "fileio" })
+	n := mustDial(t, c, dev.Name)
+	if _, err := n.WriteAt(bytes.Repeat([]byte{5}, 4096), 8192); err != nil {
+		t.Fatal(err)
+	}
+	d.HoldWrites()
+	flushed := make(chan error, 1)
+	go func() { flushed <- n.Flush() }()
+	d.WaitHeld(1)
+	d.SetError(syscall.EIO)
+	killPlugin(t, s, "fileio")
+	d.Release()
+	if err := <-flushed; !errors.Is(err, syscall.EIO) {
+		t.Errorf("a flush whose data did not arrive: %v, want EIO", err)
+	}
+	d.SetError(0)
+	if err := n.Flush(); err != nil {
+		t.Errorf("the next flush: %v", err)
+	}
 }

@@ -66,6 +66,7 @@ var states = []Entry{
 	{Kind: ClientDevice, Name: "unmapped", Meaning: "the device was taken away"},
 
 	{Kind: ServerDevice, Name: "open", Meaning: "requests go to the storage plugin"},
+	{Kind: ServerDevice, Name: "writes lost", Meaning: "an error of write-back came to light when the plugin of the device was started again, or the storage behind the plugin was restarted without its caches; the next flush of each client fails for that", Do: "check the file system on the device, or restore what its users wrote last; `rnbd server device show DEVICE writes_lost`"},
 	{Kind: ServerDevice, Name: "recovering", Meaning: "its plugin died and is being started; requests wait", Do: "nothing, unless it lasts: then see `rnbd server show` and the log"},
 	{Kind: ServerDevice, Name: "stuck: waits for the I/O of a dead plugin", Meaning: "the disk does not finish what the dead plugin began; other devices go on", Do: "look for the disk in the kernel's log; the device opens again when the disk answers"},
 	{Kind: ServerDevice, Name: "stuck: waits for I/O that does not end", Meaning: "the disk has not answered requests of a path that closed 5 s ago or more; other devices go on", Do: "look for the disk in the kernel's log; the device opens again when the disk answers"},

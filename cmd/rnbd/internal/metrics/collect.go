@@ -48,7 +48,7 @@ func Server(s controlpb.ServerDaemonServer) *Daemon {
 	return newCollector("server", s, func(ctx context.Context) (out []device, err error) {
 		l, err := s.ListDevices(ctx, &controlpb.ListRequest{})
 		for _, d := range l.GetDevices() {
-			one := device{name: d.Path, state: d.State, size: d.GetLimits().GetSize(), users: float64(len(d.Users))}
+			one := device{name: d.Path, state: d.State, size: d.GetLimits().GetSize(), users: float64(len(d.Users)), losses: float64(d.WriteLosses)}
 			for _, u := range d.Users { // the server counts clients' writes as received
 				one.rx += u.TxSectors
 				one.tx += u.RxSectors
@@ -131,9 +131,13 @@ func newCollector(kind string, a api, devices func(context.Context) ([]device, e
 	c.deviceFailed = counter("device_failed_requests_total", "Requests that failed, by the stage that failed them.", "device", "stage", "errno")
 	c.deviceHung = gauge("device_hung_requests", "Requests older than the limit of the watchdog, by the stage they wait in.", "device", "stage")
 	c.deviceOldest = gauge("device_oldest_hung_request_seconds", "Age of the oldest request that hangs; 0: none.", "device")
+	losses := "Times that a flush fails because the kernel reported an error of write-back while no plugin could tell, or because the storage behind a plugin was restarted without its caches."
+	if c.client {
+		losses = "Times that the server came back without writes that it had acknowledged: a flush fails then."
+	}
+	c.deviceLosses = counter("device_write_losses_total", losses, "device")
 	if c.client {
 		c.pathLatency = gauge("path_heartbeat_latency_seconds", "Round trip of the last heartbeat.", "session", "path", "fabric")
-		c.deviceLosses = counter("device_write_losses_total", "Times that the server came back without writes that it had acknowledged: a flush fails then.", "device")
 	} else {
 		c.retired = gauge("session_retired_chunks", "Chunks of lost paths that wait for I/O that does not end.", "session")
 	}

@@ -47,15 +47,13 @@ func (c *Daemon) allDevices(ctx context.Context, b *batch) error {
 		label := name(d.name)
 		if !seen[d.name] { // a server has one opened twice, for readers apart
 			c.deviceOnce(b, d, label)
+			b.add(c.deviceLosses, d.losses, label)
 		}
 		seen[d.name] = true
 		b.add(c.deviceRead, 512*float64(d.rx), label)
 		b.add(c.deviceWritten, 512*float64(d.tx), label)
 		b.add(c.deviceUse, d.users, label)
 		b.add(c.deviceRun, d.inflight, label)
-		if c.client {
-			b.add(c.deviceLosses, d.losses, label)
-		}
 		c.mappings(b, d, label)
 	}
 	stats, err := c.api.DeviceStats(ctx, &controlpb.DeviceRequest{})

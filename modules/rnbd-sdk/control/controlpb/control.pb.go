@@ -1580,6 +1580,8 @@ type ServerDevice struct {
 	Users          []*ServerDeviceUse     `protobuf:"bytes,6,rep,name=users,proto3" json:"users,omitempty"`
 	Hung           []*HungRequests        `protobuf:"bytes,7,rep,name=hung,proto3" json:"hung,omitempty"`
 	FailedRequests uint64                 `protobuf:"varint,8,opt,name=failed_requests,json=failedRequests,proto3" json:"failed_requests,omitempty"`
+	WritesLost     string                 `protobuf:"bytes,9,opt,name=writes_lost,json=writesLost,proto3" json:"writes_lost,omitempty"`      // why a flush fails or has failed, other than by its own error; empty: none has
+	WriteLosses    uint64                 `protobuf:"varint,10,opt,name=write_losses,json=writeLosses,proto3" json:"write_losses,omitempty"` // how often that happened
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1666,6 +1668,20 @@ func (x *ServerDevice) GetHung() []*HungRequests {
 func (x *ServerDevice) GetFailedRequests() uint64 {
 	if x != nil {
 		return x.FailedRequests
+	}
+	return 0
+}
+
+func (x *ServerDevice) GetWritesLost() string {
+	if x != nil {
+		return x.WritesLost
+	}
+	return ""
+}
+
+func (x *ServerDevice) GetWriteLosses() uint64 {
+	if x != nil {
+		return x.WriteLosses
 	}
 	return 0
 }
@@ -5537,7 +5553,7 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\bR\n" +
 	"rotational\x12\x1b\n" +
 	"\tread_only\x18\v \x01(\bR\breadOnly\x12!\n" +
-	"\fsecure_erase\x18\f \x01(\bR\vsecureErase\"\xaa\x02\n" +
+	"\fsecure_erase\x18\f \x01(\bR\vsecureErase\"\xee\x02\n" +
 	"\fServerDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x17\n" +
@@ -5546,7 +5562,11 @@ const file_control_proto_rawDesc = "" +
 	"\x06limits\x18\x05 \x01(\v2\x17.rnbd.control.v1.LimitsR\x06limits\x126\n" +
 	"\x05users\x18\x06 \x03(\v2 .rnbd.control.v1.ServerDeviceUseR\x05users\x121\n" +
 	"\x04hung\x18\a \x03(\v2\x1d.rnbd.control.v1.HungRequestsR\x04hung\x12'\n" +
-	"\x0ffailed_requests\x18\b \x01(\x04R\x0efailedRequests\"R\n" +
+	"\x0ffailed_requests\x18\b \x01(\x04R\x0efailedRequests\x12\x1f\n" +
+	"\vwrites_lost\x18\t \x01(\tR\n" +
+	"writesLost\x12!\n" +
+	"\fwrite_losses\x18\n" +
+	" \x01(\x04R\vwriteLosses\"R\n" +
 	"\x0eFailedRequests\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05errno\x18\x02 \x01(\tR\x05errno\x12\x14\n" +
