@@ -30,6 +30,9 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 	case errno == int(blk.EREMCHG) && r.number != 0:
 		s.refuse(i)
 	default:
+		if durable(&r.sqe) {
+			r.dev.noteFlush(blk.Errno(errno), s.orphaned)
+		}
 		s.finish(i, blk.Errno(errno), watchdog.Server)
 	}
 }

@@ -56,6 +56,56 @@ func (d *Device) isDirty() bool {
 // errWritesLost is the reason of the EIO that a flush gets.
 var errWritesLost = fmt.Errorf("the storage was restarted without its caches: writes that were acknowledged after the last flush may be lost: %w", syscall.EIO)
 
+// errFlushUntold is the reason of the EIO that another flush gets.
+var errFlushUntold = fmt.Errorf("a flush has failed, and its front end ended before any user was told for sure: %w", syscall.EIO)
+
+// noteFlush records the answer of the server to a flush, or to a request with FUA: the next
+// one fails if the answer may not reach a user, since its front end has ended. It runs on the
+// pump.
+func (d *Device) noteFlush(errno blk.Errno, orphaned bool) {
+	switch {
+	case errno == blk.EOPNOTSUPP, errno == blk.EINVAL:
+	case orphaned && errno != blk.OK:
+		d.owe()
+	case errno != blk.OK:
+		d.flushFailed.Store(true)
+	case d.flushFailed.Load():
+		d.flushFailed.Store(false)
+	}
+}
+
+// forgetAnswers makes the next flush of each device of f fail whose last one has failed: f's
+// process has ended, and may have told no user.
+func (c *Client) forgetAnswers(f *frontend) {
+	for _, d := range c.Devices() {
+		if d.fe.Load() == f && d.flushFailed.Swap(false) {
+			d.owe()
+		}
+	}
+}
+
+// owe makes the next flush fail, because an earlier one has failed and users may not know.
+// Any goroutine or pump may call it.
+func (d *Device) owe() {
+	d.untold.Store(true)
+	d.unreported.Store(true)
+	d.session.poke()
+}
+
+// onOwed records that owe was called.
+func (d *Device) onOwed() {
+	if !d.untold.Swap(false) {
+		return
+	}
+	d.log.Error("the next flush fails", "err", errFlushUntold)
+	d.mu.Lock()
+	d.losses++
+	d.lossWhy = errFlushUntold
+	d.recordLoss("flushed", "writes lost", errFlushUntold.Error())
+	d.mu.Unlock()
+	d.client.sessionChanged()
+}
+
 // compareVerifier makes the next flush fail if now is another incarnation of the storage
 // than d has written to. It reports whether the state file has to be written. The caller
 // holds mu, and the gate of d is shut, or d has failed on the server.
@@ -77,6 +127,7 @@ func (d *Device) compareVerifier(now *known) (changed bool) {
 	}
 	d.settled = d.acknowledged()
 	d.losses++
+	d.lossWhy = errWritesLost
 	d.unreported.Store(true)
 	d.log.Error("the next flush fails", "err", errWritesLost)
 	d.recordLoss("flushed", "writes lost", errWritesLost.Error())
@@ -100,8 +151,8 @@ func (d *Device) onReported() {
 	if !d.reported.Swap(false) {
 		return
 	}
-	d.log.Error("a flush has failed", "err", errWritesLost)
 	d.mu.Lock()
+	d.log.Error("a flush has failed", "err", d.whyLost())
 	d.recordLoss("writes lost", "flushed", "a flush has failed with EIO for the lost writes")
 	d.mu.Unlock()
 	d.client.sessionChanged()
@@ -111,9 +162,18 @@ func (d *Device) onReported() {
 func (d *Device) lossText() string {
 	switch {
 	case d.unreported.Load():
-		return errWritesLost.Error() + "; the next flush fails"
+		return d.whyLost().Error() + "; the next flush fails"
 	case d.losses > 0:
-		return errWritesLost.Error() + "; a flush has failed for that"
+		return d.whyLost().Error() + "; a flush has failed for that"
 	}
 	return ""
+}
+
+// whyLost returns the reason of the last loss. One of an earlier process counts as a restart
+// of the storage. The caller holds mu.
+func (d *Device) whyLost() error {
+	if d.lossWhy == nil {
+		return errWritesLost
+	}
+	return d.lossWhy
 }

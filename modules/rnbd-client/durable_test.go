@@ -200,3 +200,56 @@ func TestE056_HandOverTellsOfUnflushedWrites(t *testing.T) {
 		}
 	}
 }
+
+// A flush that fails while its front end is dead, or whose front end dies before it has sent
+// a later one, fails again: a disk's requests are issued anew, and would succeed.
+func TestFlushThatFailsForADeadFrontEndFailsAgain(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		errs []blk.Errno // of flushes before the end of the front end
+		late blk.Errno   // of a flush that is answered afterwards
+		want blk.Errno
+	}{
+		{"answered afterwards", nil, blk.EIO, blk.EIO},
+		{"without an error", nil, blk.OK, blk.OK},
+		{"not supported", nil, blk.EOPNOTSUPP, blk.OK},
+		{"answered before", []blk.Errno{blk.EIO}, blk.OK, blk.EIO},
+		{"answered before, and a later one succeeds", []blk.Errno{blk.EIO, blk.OK}, blk.OK, blk.OK},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			s := verifyingTarget(t)
+			c := s.newClient(func(cfg *Config) { cfg.Journal = journal.New(100) })
+			d, io := s.device(c, lossQueue(time.Minute))
+			for _, errno := range x.errs {
+				s.set(func() { s.ioErr = errno })
+				if got := do(t, io, aFlush); got != errno {
+					t.Fatalf("flush: errno %d, want %d", got, errno)
+				}
+			}
+			s.set(func() { s.ioErr = 0 })
+			s.set(func() { s.hold = true })
+			io.Submit(aFlush)
+			io.Flush()
+			eventually(t, "the flush is on the server", func() (is bool) { s.set(func() { is = len(s.held) == 1 }); return is })
+			source := io.source
+			source.pump.pump.Call(func() { source.orphaned = true })
+			c.forgetAnswers(nil)
+			s.releaseAll(x.late)
+			eventually(t, "it has ended", func() bool { return d.inflight() == 0 })
+			next, err := d.NewIO(0, 0, 1)
+			must(t, err)
+			if errno := do(t, next, aFlush); errno != x.want {
+				t.Errorf("the next flush: errno %d, want %d", errno, x.want)
+			}
+			if errno := do(t, next, aFlush); errno != blk.OK {
+				t.Errorf("a later flush: errno %d", errno)
+			}
+			if x.want != blk.OK {
+				eventually(t, "events", func() bool { return lossEvents(c) == 2 })
+				if told := d.describe(plugin.DeviceStatus{}); told.WriteLosses != 1 || !strings.Contains(told.WritesLost, "front end") {
+					t.Errorf("%d losses, %q", told.WriteLosses, told.WritesLost)
+				}
+			}
+		})
+	}
+}

@@ -120,6 +120,7 @@ func (h *host) orphan() {
 		}
 	}
 	h.sources = nil
+	h.fe.client.forgetAnswers(h.fe)
 }
 
 // outlive waits for the end of an orphan, or of the front end. The pumps stop

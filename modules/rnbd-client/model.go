@@ -153,7 +153,10 @@ type Device struct {
 	newsShared atomic.Uint64           // number of news that others may write
 	unreported atomic.Bool             // acknowledged writes were lost, and no flush has failed since: durable.go
 	reported   atomic.Bool             // set by pumps: a flush has failed for that, and it is not logged yet
-	shares     []share                 // by pump
+	// flushFailed reports that the last flush has failed by the server's answer, untold that
+	// a front end may have taken such an answer with it, which is not logged yet.
+	flushFailed, untold atomic.Bool
+	shares              []share // by pump
 
 	latency []stages // by pump; only that pump writes
 
@@ -175,6 +178,7 @@ type Device struct {
 	known        *known   // nil: not opened yet
 	settled      uint64   // acknowledged writes whose loss, or success, users know; see durable.go
 	losses       uint64   // how often acknowledged writes were lost
+	lossWhy      error    // of the last of them; nil: of an earlier process, or none
 	asking       bool     // askAgain runs
 
 	asksExtents chan struct{} // has room for the EXTENTS that may be under way: one

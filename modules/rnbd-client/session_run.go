@@ -107,6 +107,7 @@ func (s *session) work() error {
 	for _, d := range s.list() {
 		d.onDenied()
 		d.onRefused()
+		d.onOwed()
 		d.onReported()
 		if d.beginReopen() {
 			devices++
