@@ -111,10 +111,10 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	}
 	c.endRestoring()
-	c.leaveDisks(ctx)
-	for _, f := range c.frontends {
+	for _, f := range c.frontends { // first: users of an export may wait for the next daemon though its disk has none
 		f.leaveUsers()
 	}
+	c.leaveDisks(ctx)
 	errs = append(errs, c.unmapAll(ctx))
 	await(&c.retiring, forcedClose) // their sessions are closed
 	for _, f := range c.frontends {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -172,7 +173,15 @@ func (f *testFront) ResizeDevice(ctx context.Context, index uint32, l blk.Limits
 	return nil
 }
 
-func (f *testFront) AddListener(context.Context, string, *os.File) error { return blk.EINVAL }
+// AddListener appends the name to the file in the environment.
+func (f *testFront) AddListener(_ context.Context, name string, file *os.File) error {
+	file.Close()
+	frontDir(os.Getenv(listenersEnv)).tell("%s", name)
+	return nil
+}
+
+// listenersEnv names the folder where a testFront says which sockets it gets.
+const listenersEnv = "RNBD_TEST_LISTENERS"
 
 func (f *testFront) Openers(index uint32) int {
 	s, err := f.device(index)
@@ -353,4 +362,64 @@ func TestMap_EndsWhenTheFrontEndDoesNotRunInTime(t *testing.T) {
 		t.Errorf("map: %v", err)
 	}
 	eventually(t, "the place is free", func() bool { return len(c.frontends[0].all()) == 0 && len(c.Devices()) == 0 })
+}
+
+// An export of a socket that another process keeps stays for the next daemon, with its users,
+// also where the disk of the export has no user.
+func TestClose_LeavesExportsOfKeptSockets(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		change func(*Client)
+		left   int
+	}{
+		{"the daemon ends", func(*Client) {}, 1},
+		{"the host goes down", (*Client).LeaveNothing, 0},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c, dir := keptSocketRig(t)
+			x.change(c)
+			must(t, c.Close(t.Context()))
+			saved, err := readState(c.cfg.StateFile)
+			if must(t, err); len(saved) != x.left {
+				t.Errorf("%d disks wait for the next daemon, want %d; the front end was told %q", len(saved), x.left, dir.told())
+			}
+		})
+	}
+}
+
+// keptSocketRig is a client with a disk of a front end that has a socket of another process.
+func keptSocketRig(t *testing.T) (*Client, frontDir) {
+	t.Setenv(listenersEnv, string(newFrontDir(t)))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	socket, err := l.(*net.TCPListener).File()
+	must(t, err)
+	state := filepath.Join(t.TempDir(), "client.devices")
+	s := newTarget(t, 1<<20)
+	c := s.clientToClose(withTestFront(t), func(cfg *Config) {
+		cfg.StateFile, cfg.Frontends[0].Sockets = state, []*os.File{socket}
+	})
+	dir := newFrontDir(t)
+	_, err = s.mapIn(c, "vol", dir)
+	must(t, err)
+	return c, dir
+}
+
+// A process of a front end that starts while the client ends gets no sockets: it would
+// refuse users, since it has no device any more.
+func TestClose_FrontEndThatCrashesMeanwhileGetsNoSockets(t *testing.T) {
+	c, _ := keptSocketRig(t)
+	sockets := func() int { return len(frontDir(os.Getenv(listenersEnv)).told()) }
+	if n := sockets(); n != 1 {
+		t.Fatalf("%d sockets were given", n)
+	}
+	c.endRestoring() // as Close begins
+	c.killFront(t)
+	c.frontends[0].awaitDeath(t)
+	eventually(t, "the next process", func() bool { h, err := c.frontends[0].current(); return err == nil && h.alive() })
+	must(t, c.Close(t.Context()))
+	if n := sockets(); n != 1 {
+		t.Errorf("%d sockets were given", n)
+	}
 }

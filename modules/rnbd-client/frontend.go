@@ -272,11 +272,12 @@ func (f *frontend) addSocket(s socket) error {
 }
 
 // giveSockets gives the process the sockets, once, and not before users are
-// served.
+// served. During Close a process gets none: its devices are being unmapped, and it would
+// refuse users that can wait for the next daemon.
 func (f *frontend) giveSockets(ctx context.Context, h *host) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
-	if f.hold || h.given {
+	if f.hold || h.given || f.client.life.Err() != nil {
 		return nil
 	}
 	if err := f.protect(ctx, h); err != nil {
@@ -293,8 +294,11 @@ func (f *frontend) giveSockets(ctx context.Context, h *host) error {
 
 // leaveUsers kills the process if users of a socket may wait for the next
 // daemon: it would accept users that are cut off and connect again, and tell
-// them that their device is gone.
+// them that their device is gone. Its disks stay, too, for the next daemon.
 func (f *frontend) leaveUsers() {
+	if f.client.leaveNothing.Load() {
+		return
+	}
 	if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.kept }) {
 		f.abandon()
 	}

@@ -43,7 +43,7 @@ func requiredTLS() plugin.TLS { return plugin.TLS{Certificate: []byte("c"), Requ
 
 func listening(t *testing.T, cfg FrontendConfig) (*frontend, error) {
 	t.Helper()
-	f := &frontend{cfg: cfg, log: slog.New(slog.DiscardHandler)}
+	f := &frontend{client: &Client{life: t.Context()}, cfg: cfg, log: slog.New(slog.DiscardHandler)}
 	t.Cleanup(func() {
 		for i := range f.sockets {
 			f.sockets[i].close()
