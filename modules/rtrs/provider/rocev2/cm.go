@@ -70,6 +70,9 @@ type cmConn struct {
 
 	suspect uint32      // path MTU that may have made the connection fail; 0: none
 	heard   atomic.Bool // a data packet of the peer has come
+	// succeeds reports that the peer's queue pair had another connection when this one
+	// was accepted, which ends when the peer shows that it has this one.
+	succeeds atomic.Bool
 }
 
 type connResult struct {
@@ -363,9 +366,26 @@ func (m *connManager) establishConn(c *cmConn, q *qp, l *connAgreement, hold boo
 		return fmt.Errorf("queue pair was destroyed: %w", verbs.ErrClosed)
 	}
 	c.q, c.localQPN = q, q.qpn
-	m.byQPN[c.qpnKey()] = c
+	if m.byQPN[c.qpnKey()] == nil {
+		m.byQPN[c.qpnKey()] = c
+	} else {
+		c.succeeds.Store(true)
+	}
 	q.cq.Submit(q)
 	return nil
+}
+
+// endPredecessor ends the connection that the peer's queue pair had before c: the peer has shown
+// that it has c, so it has forgotten that one. A request alone shows nothing, since its
+// address may be forged. m.mu is held.
+func (m *connManager) endPredecessor(c *cmConn) {
+	if !c.succeeds.Swap(false) || c.q == nil {
+		return
+	}
+	if old := m.byQPN[c.qpnKey()]; old != nil {
+		old.endByPeer(peerStale)
+	}
+	m.byQPN[c.qpnKey()] = c
 }
 
 // onREJ handles the refusal of a request or of an answer of this end. It also

@@ -2,6 +2,7 @@ package rocev2
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -199,20 +200,51 @@ func TestC024_FirstPacketConfirmsTheConnection(t *testing.T) {
 	}
 }
 
-func TestC018_StaleConnection(t *testing.T) {
-	c := newRawConn(t, Config{}, true)
-	l := must(c.end.dev.Listen(netip.AddrPortFrom(addrB, 0)))(t)
-	defer l.Close()
-	f := c.request(l.Addr())
-	f.id = 99 // the peer has started again and uses the same queue pair
-	c.say(f.encode(5))
-	if rej := c.hear(attrREJ); decodeREJ(rej).reason != reasonStale || rej.receiver() != 99 {
-		t.Errorf("refused with %+v", decodeREJ(rej))
-	}
-	c.wantEnd(verbs.StatusFatal)
-	c.say(f.encode(5))
-	if req := must(l.Accept())(t); req.RemoteAddr().Addr() != addrRaw {
-		t.Errorf("request of %s", req.RemoteAddr())
+// A peer that has started again may use the same queue pair. Its request ends the connection
+// of before when the peer shows that it has received the answer: the address of a request
+// may be forged, with the GUID and the queue pair of a peer that is there.
+func TestC018_SuccessorEndsTheConnectionThatItsPeerHasForgotten(t *testing.T) {
+	for _, shows := range []string{"RTU", "data", ""} {
+		t.Run(cmp.Or(shows, "nothing"), func(t *testing.T) {
+			c := newRawConn(t, Config{}, true)
+			l := must(c.end.dev.Listen(netip.AddrPortFrom(addrB, 0)))(t)
+			defer l.Close()
+			f := c.request(l.Addr())
+			f.id = 99
+			c.say(f.encode(5))
+			next := c.end.newQP(2)
+			t.Cleanup(func() { next.Destroy() })
+			if err := must(l.Accept())(t).Accept(next, nil); err != nil {
+				t.Fatal(err)
+			}
+			rep := c.hear(attrREP)
+			if rep.receiver() != 99 {
+				t.Fatalf("REP %x", rep[:40])
+			}
+			c.end.send(verbs.SendWR{ID: 7, Op: verbs.OpSend, Signaled: true})
+			if b := c.data(); b.opcode() != opSendOnly {
+				t.Fatalf("the connection of before sends opcode %#x", b.opcode())
+			}
+			switch g := decodeREP(rep); shows {
+			case "RTU":
+				c.say(newMAD(attrRTU, 5, 99, rep.sender()))
+			case "data":
+				b := make([]byte, bthLen)
+				putBTH(b, opSendOnly, 0, g.qpn, g.psn, true)
+				must(next.PostRecv([]verbs.RecvWR{{ID: 1}}))(t)
+				c.raw.send(b)
+			default:
+				c.hearNothing()
+				if c.end.poll(); !c.end.qp.Is(softverbs.Up) {
+					t.Error("the connection of before has ended")
+				}
+				return
+			}
+			c.wantEnd(verbs.StatusFatal)
+			if !next.Is(softverbs.Up) {
+				t.Error("the successor has ended")
+			}
+		})
 	}
 }
 

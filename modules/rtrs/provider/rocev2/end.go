@@ -50,9 +50,19 @@ func (q *qp) notePeerAlive() {
 		return
 	}
 	q.conn.heard.Store(true)
+	if c := q.conn; c.succeeds.Load() {
+		go c.m.heardFirst(c) // the lock of the manager comes before those of queues
+	}
 	if q.req.hold {
 		q.allowSending()
 	}
+}
+
+// heardFirst handles the first data packet of a connection that succeeds another one.
+func (m *connManager) heardFirst(c *cmConn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endPredecessor(c)
 }
 
 // allowSending allows the passive side to send.

@@ -220,7 +220,6 @@ func (m *connManager) onREQ(p *udpPort, peer netip.Addr, msg mad, fixedID bool) 
 	c := m.newConn(p, peer, connReqReceived)
 	c.remote, c.tid, c.guid, c.remoteQPN, c.fixedID = f.id, msg.tid(), f.guid, f.qpn, fixedID
 	m.byPeer[c.peerKey()] = c
-	m.byQPN[c.qpnKey()] = c
 	m.admitHandshake(c)
 	f.private = append([]byte(nil), f.private...)
 	l.queueRequest(&connRequest{dev: m.dev, c: c, f: f})
@@ -261,10 +260,6 @@ func (m *connManager) checkRequest(p *udpPort, peer netip.Addr, f *reqFields) (*
 	case ofRDMACM(f.service) && (f.source != source || f.dest != p.addr.WithZone("")):
 		return no(reasonConsumer)
 	}
-	if old := m.byQPN[peerKey{peer, f.guid, f.qpn}]; old != nil {
-		old.endByPeer(peerStale)
-		return no(reasonStale)
-	}
 	return l, nil
 }
 
@@ -280,6 +275,7 @@ func (m *connManager) onRTU(c *cmConn, msg mad) dropReason {
 	}
 	c.state = connEstablished
 	c.timer.Stop()
+	m.endPredecessor(c)
 	c.q.confirmed.Store(true)
 	c.q.cq.Submit(c.q)
 	return dropNone
