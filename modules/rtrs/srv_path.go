@@ -129,6 +129,7 @@ func (p *srvPath) registerChunks() (err error) {
 	if err != nil {
 		return err
 	}
+	s.guard(all)
 	p.localKey = all.LKey()
 	if err := p.registerCtl(regions); err != nil {
 		return err
@@ -149,6 +150,7 @@ func (p *srvPath) registerChunks() (err error) {
 		if err != nil {
 			return err
 		}
+		s.guard(mr)
 		p.rkeys[i] = mr.RKey()
 		p.ctl.infoRsp.PutDesc(i, rtrswire.Desc{Addr: mr.Addr(), Key: mr.RKey(), Len: uint32(mr.Len())})
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/rtrswire"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 // A path that closes waits for the requests that its consumer has not answered:
@@ -101,6 +102,7 @@ func (op *Op) endRetired() {
 // a session that has ended.
 func (s *SrvSession) countRetired(path rtrswire.UUID, n int) {
 	s.retireMu.Lock()
+	s.readers.Add(int32(n))
 	if s.retired[path] += n; s.retired[path] == 0 {
 		delete(s.retired, path)
 	}
@@ -112,6 +114,15 @@ func (s *SrvSession) countRetired(path rtrswire.UUID, n int) {
 	s.changed.ringAll()
 	if free {
 		go s.closeMemory()
+	}
+}
+
+// guard makes the provider verify what the client writes to mr before it is placed, while
+// retired requests read chunks. The client writes the same again to these chunks; what
+// damage, or a guess of the provider, would place in between must not reach a disk.
+func (s *SrvSession) guard(mr verbs.MR) {
+	if g, ok := mr.(verbs.Guarded); ok {
+		g.Guard(&s.readers)
 	}
 }
 

@@ -1,11 +1,13 @@
 package rtrs
 
 import (
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/provider/loopback"
+	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
 func retireAfter(d time.Duration) serverOption { return func(c *ServerConfig) { c.RetireAfter = d } }
@@ -26,6 +28,9 @@ func TestARequestThatDoesNotEndIsRetired(t *testing.T) {
 		if n := sess.Retired(); n != 1 {
 			t.Errorf("%d chunks are retired, want 1", n)
 		}
+		if sess.readers.Load() != 1 {
+			t.Error("what is written to chunks is placed before it is verified")
+		}
 
 		b.write(1, 1, nil, []byte("again"))
 		park.empty(b)
@@ -40,6 +45,9 @@ func TestARequestThatDoesNotEndIsRetired(t *testing.T) {
 		}
 		if n := sess.Retired(); n != 0 {
 			t.Errorf("%d chunks are retired at the end", n)
+		}
+		if sess.readers.Load() != 0 {
+			t.Error("what is written to chunks is verified first at the end, too")
 		}
 		park.respond(again, 0)
 	})
@@ -98,4 +106,20 @@ func TestASessionEndsWithoutItsRetiredRequests(t *testing.T) {
 	park.respond(op, 0)
 	eventually(t, "the old memory to be freed", func() bool { _, _, alive := park.s.handler.counts(); return alive == 1 })
 	park.respond(fresh, 0)
+}
+
+// guardedMR is a region that tells what guards it.
+type guardedMR struct {
+	verbs.MR
+	readers *atomic.Int32
+}
+
+func (m *guardedMR) Guard(readers *atomic.Int32) { m.readers = readers }
+
+func TestRetiredRequestsGuardTheRegionsOfASession(t *testing.T) {
+	var s SrvSession
+	mr := &guardedMR{}
+	if s.guard(mr); mr.readers != &s.readers {
+		t.Error("the region has another guard")
+	}
 }

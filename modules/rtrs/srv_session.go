@@ -40,6 +40,7 @@ type SrvSession struct {
 	changed changeBell
 
 	retireMu  sync.Mutex
+	readers   atomic.Int32          // retired chunks: what is written to chunks is verified first, see guard
 	retired   map[rtrswire.UUID]int // chunks, by their path; guarded by retireMu
 	freeLater bool                  // the memory, after the last of them; guarded by retireMu
 

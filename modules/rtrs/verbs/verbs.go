@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync/atomic"
 )
 
 // Cap is a set of abilities that a device states and RTRS adapts to.
@@ -168,6 +169,16 @@ type MR interface {
 	// for inside these calls; providers call nothing of their users there.
 	// The error is that of a region closed before, or the system's.
 	Close() error
+}
+
+// Guarded is an optional interface of MR, for memory that is still read by an operation that
+// a peer has given up, while the peer repeats the operation. Devices check before they place;
+// software providers place some payload first, where the peer's next message decides what it is.
+type Guarded interface {
+	// Guard makes the provider verify what a peer writes to the region before any byte of it
+	// is placed, while readers is above 0. A write whose first packet was taken before that
+	// is not covered. Call it before the peer knows the key. Any goroutine may change readers.
+	Guard(readers *atomic.Int32)
 }
 
 // NextKey returns the key that follows key when a region is registered again:

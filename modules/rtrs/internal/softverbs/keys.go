@@ -141,7 +141,15 @@ type Region struct {
 	// valid is the peer's key of the region, 0 while it is invalidated,
 	// closedKey once it is closed.
 	valid atomic.Uint32
+	// readers is above 0 while others read the memory: nothing is placed unverified then.
+	readers *atomic.Int32 // nil: nothing ever has to be verified first
 }
+
+// Guard implements verbs.Guarded.
+func (r *Region) Guard(readers *atomic.Int32) { r.readers = readers }
+
+// Guarded reports whether payload must be verified before it is placed. Any goroutine.
+func (r *Region) Guarded() bool { return r.readers != nil && r.readers.Load() > 0 }
 
 // LKey implements verbs.MR.
 func (r *Region) LKey() uint32 { return r.key }

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"bytes"
 	"encoding/hex"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
@@ -124,6 +125,44 @@ func TestSegmentsKeepToTheMULPDU(t *testing.T) {
 		}
 		if sum != 2*len(buf) {
 			t.Errorf("MULPDU %d: %d bytes of payload, want %d", mulpdu, sum, 2*len(buf))
+		}
+	}
+}
+
+// Memory that is read meanwhile gets the bytes of a segment when its CRC is right, and not
+// before: another write would bring them to a disk.
+func TestI004_GuardedMemoryGetsNoUnverifiedByte(t *testing.T) {
+	for _, x := range []struct {
+		guarded, damaged bool
+		want             string // in the memory
+	}{
+		{true, false, "whole"}, {true, true, ""}, {false, false, "whole"}, {false, true, "damaged"},
+	} {
+		o := newOffline(t, bothTerms())
+		buf, r := o.region(9000, verbs.AccessRemoteWrite)
+		var readers atomic.Int32
+		r.Guard(&readers)
+		if x.guarded {
+			readers.Store(1)
+		}
+		payload := bytes.Repeat([]byte{0x5a}, len(buf))
+		b := segment{op: opWrite, stag: r.RKey(), to: r.Addr(), payload: payload}.bytes(true)
+		if x.damaged {
+			b[len(b)/2] ^= 1
+		}
+		o.feed(b[:len(b)-crcLen], 1000)
+		if early := bytes.IndexByte(buf, 0x5a) >= 0; early == x.guarded {
+			t.Errorf("%+v: bytes are placed before the CRC has come: %t", x, early)
+		}
+		o.feed(b[len(b)-crcLen:], crcLen)
+		got := "damaged"
+		if bytes.Equal(buf, payload) {
+			got = "whole"
+		} else if bytes.IndexByte(buf, 0x5a) < 0 {
+			got = ""
+		}
+		if got != x.want || (o.code() == termCRC) != x.damaged {
+			t.Errorf("%+v: memory %q, terminated %s", x, got, o.code())
 		}
 	}
 }

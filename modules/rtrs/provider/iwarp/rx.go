@@ -76,6 +76,9 @@ type receiveHalf struct {
 	bulk bool   // the last payload of a Write was large
 	left int    // payload to come
 	dst  []byte // where the next of it goes
+	// final is where the payload goes when its CRC is right, if that memory is read by
+	// others (verbs.Guarded): until then it is in side. nil: the payload goes there at once.
+	final, side []byte
 	// control reports that dst is ctl: the payload is for the provider.
 	control bool
 	region  *softverbs.Region
@@ -269,12 +272,15 @@ func (q *qp) parseHeader() parseVerdict {
 	}
 	copy(x.head[:], h[:size])
 	x.op, x.last, x.left, x.tail = h.op(), h.last(), h.payload(), h.tail()
-	x.dst, x.region, x.control = nil, nil, false
+	x.dst, x.final, x.region, x.control = nil, nil, nil, false
 	if x.err = q.beginSegment(); x.err == termNoBuffer {
 		return q.waitForRecv()
 	}
 	if x.err == 0 && len(x.dst) > x.left {
 		x.dst = x.dst[:x.left]
+	}
+	if x.crcOn && x.region != nil && x.region.Guarded() {
+		x.final, x.dst = x.dst, x.apart(len(x.dst))
 	}
 	if x.op == opWrite && x.left > 0 && !x.tagged.open {
 		x.bulk = x.left >= bulkMin
@@ -290,6 +296,22 @@ func (q *qp) parseHeader() parseVerdict {
 	x.r += size
 	x.phase = rxPayload
 	return rxMore
+}
+
+// apart returns memory for n bytes of payload that is not verified.
+func (x *receiveHalf) apart(n int) []byte {
+	if len(x.side) < n {
+		x.side = make([]byte, n)
+	}
+	return x.side[:n]
+}
+
+// placeApart places the payload that has been verified apart.
+func (q *qp) placeApart() {
+	if x := &q.rx; q.payloadReachable() {
+		q.cq.place(x.final, x.side[:len(x.final)])
+		x.final = nil
+	}
 }
 
 // waitForRecv leaves the header where it is and stops reading, so that the flow
@@ -397,6 +419,9 @@ func (q *qp) finishSegment(wcs []verbs.WC) int {
 			q.terminate(termCRC)
 			return 0
 		}
+	}
+	if x.final != nil {
+		q.placeApart()
 	}
 	if x.err != 0 {
 		q.refuseSegment()

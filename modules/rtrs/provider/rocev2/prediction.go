@@ -16,7 +16,8 @@ import (
 // completes nothing: Poll does not return while unchecked payload is at its
 // place.
 //
-// No valid data are overwritten, and nothing outside the region. The places are
+// No valid data are overwritten, and nothing outside the region. Memory that others read
+// meanwhile (verbs.Guarded) is no place. The places are
 // those of the message in progress that were not reached yet: their contents
 // are undefined until the message is complete, and then they are checked bytes.
 // Before, they may hold anything that came to the socket. All connections of
@@ -94,7 +95,11 @@ func (q *qp) predictedPlace() []byte {
 	if q.End.State != softverbs.EndNone || m.class != classWrite || m.got == m.total {
 		return nil
 	}
-	dst := q.Domain.Remote(m.key, m.addr, uint64(m.total), verbs.AccessRemoteWrite)
+	r, _ := q.Domain.Reach(m.key, verbs.AccessRemoteWrite)
+	if r == nil || r.Guarded() {
+		return nil
+	}
+	dst := r.Span(m.addr, uint64(m.total))
 	n := min((m.total-m.got-1)/q.mtu, uint32(rxBuffer)/(bthLen+q.mtu+icrcLen)) * q.mtu
 	if dst == nil || n == 0 {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -267,5 +268,32 @@ func TestC046_PiecesMakeTheSamePackets(t *testing.T) {
 	}
 	if direct < 500 {
 		t.Errorf("%d packets were received at their places", direct)
+	}
+}
+
+// Memory that is read meanwhile gets no byte before it is verified: another write would bring
+// it to a disk.
+func TestC046_NothingIsForeseenInGuardedMemory(t *testing.T) {
+	for _, guarded := range []bool{true, false} {
+		t.Run(map[bool]string{true: "guarded", false: "not guarded"}[guarded], func(t *testing.T) {
+			w := newLongWrite(t)
+			var readers atomic.Int32
+			w.mr.(verbs.Guarded).Guard(&readers)
+			if guarded {
+				readers.Store(1)
+			}
+			want := bytes.Clone(w.mem)
+			copy(want[longAt+longMTU:], w.data[longMTU:3*longMTU])
+			w.train(w.raw, w.packets[1:12], func(i int, b []byte) {
+				if i == 2 {
+					b[bthLen+500] ^= 1
+				}
+			})
+			w.arrived(3)
+			if at := differs(w.mem, want); (at < 0) != guarded {
+				t.Errorf("guarded %t: first byte that is placed unverified: %d", guarded, at)
+			}
+			w.finish(3)
+		})
 	}
 }
