@@ -31,7 +31,7 @@ func (p *pumpShare) onDone(tag uint64, errno int) {
 		s.refuse(i)
 	default:
 		if durable(&r.sqe) {
-			r.dev.noteFlush(blk.Errno(errno), s.orphaned)
+			r.dev.noteFlush(r, blk.Errno(errno), s.orphaned, s.pump.pump.Now())
 		}
 		s.finish(i, blk.Errno(errno), watchdog.Server)
 	}

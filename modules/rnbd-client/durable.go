@@ -13,6 +13,7 @@ package client
 import (
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
@@ -59,26 +60,31 @@ var errWritesLost = fmt.Errorf("the storage was restarted without its caches: wr
 // errFlushUntold is the reason of the EIO that another flush gets.
 var errFlushUntold = fmt.Errorf("a flush has failed, and its front end ended before any user was told for sure: %w", syscall.EIO)
 
-// noteFlush records the answer of the server to a flush, or to a request with FUA: the next
-// one fails if the answer may not reach a user, since its front end has ended. It runs on the
-// pump.
-func (d *Device) noteFlush(errno blk.Errno, orphaned bool) {
+// toldAfter is the time within which a front end that lives tells its user of an answer.
+const toldAfter = 5 * time.Second
+
+// noteFlush records the answer of the server to r, a flush or a request with FUA: the next one
+// fails if the answer may not reach a user, since the front end has ended, or ends before
+// toldAfter has passed and a later flush has succeeded. It runs on the pump.
+func (d *Device) noteFlush(r *request, errno blk.Errno, orphaned bool, now int64) {
 	switch {
 	case errno == blk.EOPNOTSUPP, errno == blk.EINVAL:
 	case orphaned && errno != blk.OK:
 		d.owe()
 	case errno != blk.OK:
-		d.flushFailed.Store(true)
-	case d.flushFailed.Load():
-		d.flushFailed.Store(false)
+		d.flushFailed.Store(now)
+	default:
+		if failed := d.flushFailed.Load(); failed != 0 && r.sqe.Op == blk.Flush && r.arrived > failed+int64(toldAfter) {
+			d.flushFailed.CompareAndSwap(failed, 0)
+		}
 	}
 }
 
-// forgetAnswers makes the next flush of each device of f fail whose last one has failed: f's
-// process has ended, and may have told no user.
+// forgetAnswers makes the next flush of each device of f fail of which one has failed lately:
+// f's process has ended, and may have told no user.
 func (c *Client) forgetAnswers(f *frontend) {
 	for _, d := range c.Devices() {
-		if d.fe.Load() == f && d.flushFailed.Swap(false) {
+		if d.fe.Load() == f && d.flushFailed.Swap(0) != 0 {
 			d.owe()
 		}
 	}

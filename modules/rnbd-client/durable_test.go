@@ -214,7 +214,7 @@ func TestFlushThatFailsForADeadFrontEndFailsAgain(t *testing.T) {
 		{"without an error", nil, blk.OK, blk.OK},
 		{"not supported", nil, blk.EOPNOTSUPP, blk.OK},
 		{"answered before", []blk.Errno{blk.EIO}, blk.OK, blk.EIO},
-		{"answered before, and a later one succeeds", []blk.Errno{blk.EIO, blk.OK}, blk.OK, blk.OK},
+		{"answered before, and another one succeeds", []blk.Errno{blk.EIO, blk.OK}, blk.OK, blk.EIO},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			s := verifyingTarget(t)
@@ -251,5 +251,27 @@ func TestFlushThatFailsForADeadFrontEndFailsAgain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A user that goes on for a while after a flush that failed knows of it.
+func TestFlushThatSucceedsMuchLaterEndsTheDebt(t *testing.T) {
+	for _, x := range []struct {
+		op      blk.Op
+		arrived time.Duration
+		owed    bool
+	}{
+		{blk.Flush, time.Second + toldAfter + 1, false},
+		{blk.Flush, time.Second + toldAfter, true},
+		{blk.Write, time.Second + toldAfter + 1, true},
+	} {
+		d := &Device{}
+		d.noteFlush(&request{}, blk.EIO, false, int64(time.Second))
+		r := &request{arrived: int64(x.arrived)}
+		r.sqe.Op = x.op
+		d.noteFlush(r, blk.OK, false, int64(x.arrived)+1)
+		if owed := d.flushFailed.Load() != 0; owed != x.owed {
+			t.Errorf("%+v: owed %t", x, owed)
+		}
 	}
 }

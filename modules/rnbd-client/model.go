@@ -153,10 +153,12 @@ type Device struct {
 	newsShared atomic.Uint64           // number of news that others may write
 	unreported atomic.Bool             // acknowledged writes were lost, and no flush has failed since: durable.go
 	reported   atomic.Bool             // set by pumps: a flush has failed for that, and it is not logged yet
-	// flushFailed reports that the last flush has failed by the server's answer, untold that
-	// a front end may have taken such an answer with it, which is not logged yet.
-	flushFailed, untold atomic.Bool
-	shares              []share // by pump
+	// flushFailed is the time, by the clock of pumps, of the last answer of the server that a
+	// flush has failed; 0: there was none, or users know. untold reports that a front end may
+	// have taken such an answer with it, which is not logged yet.
+	flushFailed atomic.Int64
+	untold      atomic.Bool
+	shares      []share // by pump
 
 	latency []stages // by pump; only that pump writes
 

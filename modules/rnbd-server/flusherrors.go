@@ -66,6 +66,13 @@ func (m *mapping) confirm(last uint64) {
 // path is lost, and answers with it.
 func (m *mapping) tellAgain() { m.told.Store(m.known.Load()) }
 
+// tellFlushesAgain is tellAgain for all mappings of s.
+func (s *session) tellFlushesAgain() {
+	for _, m := range s.all() {
+		m.tellAgain()
+	}
+}
+
 // joinFlushes makes m, which is new, one that is to be told of failures that no client knows.
 func (m *mapping) joinFlushes() {
 	known := m.usage.flushes.known.Load()

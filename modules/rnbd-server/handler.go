@@ -88,9 +88,7 @@ func (h *handler) PathLost(t *rtrs.SrvSession) {
 	if !ok {
 		return
 	}
-	for _, m := range sess.all() {
-		m.tellAgain()
-	}
+	sess.tellFlushesAgain()
 	if !sess.isCut() {
 		return
 	}
@@ -455,8 +453,12 @@ func (h *handler) PathConnected(t *rtrs.SrvSession, p rtrs.SrvPathInfo) {
 	h.cfg.Journal.Add(journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, To: "connected"})
 }
 
-// PathClosed records the end of a path.
+// PathClosed records the end of a path. Its last requests may have ended since PathLost, and
+// no client has their answers.
 func (h *handler) PathClosed(t *rtrs.SrvSession, p rtrs.SrvPathInfo, cause error) {
+	if sess, ok := t.Context().(*session); ok {
+		sess.tellFlushesAgain()
+	}
 	e := journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, From: "connected", To: "closed"}
 	if cause != nil {
 		e.Why = cause.Error()
