@@ -28,6 +28,7 @@ type disk struct {
 	most    time.Duration // how long an operation takes
 	hung    bool
 	failing bool
+	untold  bool         // write-back has failed, and no flush has been answered with that
 	waiting []*operation // of a disk that hangs
 	running map[*operation]bool
 	holders map[*storage]int // how often each process has it open
@@ -44,6 +45,8 @@ type operation struct {
 	mem  *region // that r's memory is in; nil: it has none
 	data []byte  // of a write, as it was at first
 	lost bool    // the power failed: it has no effect
+	// tells reports that o was answered with the error of a write-back.
+	tells bool
 }
 
 func newDisk(w *world, name string, blocks int, cache bool, rnd *rand.Rand) *disk {
@@ -173,7 +176,41 @@ func (d *disk) carryOut(o *operation) blk.Errno {
 		copy(d.durable, d.visible)
 		clear(d.dirty)
 	}
+	if d.untold && o.isDurable() {
+		d.untold, o.tells = false, true
+		return blk.EIO
+	}
 	return blk.OK
+}
+
+// isDurable reports whether the plugin syncs the file for o, and gets the error of an
+// earlier write-back.
+func (o *operation) isDurable() bool { return o.r.Op == blk.Flush || o.r.Flags&blk.FUA != 0 }
+
+// failWriteBack loses some of the blocks that were not made durable, as a file system does
+// whose disk fails for a moment. One flush is answered with the error. failWriteBack returns
+// the content afterwards.
+func (d *disk) failWriteBack() []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for b := 0; b < len(d.visible); b += blockSize {
+		if d.rnd.IntN(2) == 0 {
+			copy(d.visible[b:][:blockSize], d.durable[b:])
+		}
+	}
+	copy(d.durable, d.visible)
+	clear(d.dirty)
+	d.untold = true
+	return bytes.Clone(d.visible)
+}
+
+// tellAgain is called when a process that was answered with the error of a write-back ends
+// before it has told its server. The kernel tells the server itself, by the server's own
+// descriptor; this disk has none, and answers the next process.
+func (d *disk) tellAgain() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.untold = true
 }
 
 func (d *disk) put(at int, data []byte, durable bool) {

@@ -80,6 +80,10 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		w.servers[f.Server].stop()
 		return func() { w.servers[f.Server].restart() }
 	},
+	"reboot-server": func(w *world, f Fault) func() { // in order: nothing is lost, and clients cannot know
+		w.servers[f.Server].reboot()
+		return func() { w.servers[f.Server].restart() }
+	},
 	"other-sizes": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherSizes) },
 	"other-cache": func(w *world, f Fault) func() { return w.servers[f.Server].change(f, otherCache) },
 	"swap-cache":  func(w *world, f Fault) func() { return w.servers[f.Server].swapCache() },
@@ -127,6 +131,12 @@ var faults = map[string]func(w *world, f Fault) (end func()){
 		d := w.loads[f.Device].disk
 		d.setFailing(true)
 		return func() { d.setFailing(false) }
+	},
+	"fail-write-back": func(w *world, f Fault) func() {
+		if l := w.loads[f.Device]; l.disk.told().WriteCache {
+			l.powerCut(l.disk.failWriteBack())
+		}
+		return nil
 	},
 	// Commands.
 	"remap": func(w *world, f Fault) func() { return w.remap(f, 10*time.Second) },

@@ -40,10 +40,10 @@ const (
 )
 
 var reaches = map[string]reach{
-	"hang-disk": reachDisk, "slow-disk": reachDisk, "fail-disk": reachDisk, "remap": reachDisk, "hasty-remap": reachDisk,
+	"hang-disk": reachDisk, "slow-disk": reachDisk, "fail-disk": reachDisk, "fail-write-back": reachDisk, "remap": reachDisk, "hasty-remap": reachDisk,
 	"cut": reachWay, "stall": reachWay, "stall-requests": reachWay, "stall-answers": reachWay, "delay": reachWay,
 	"disconnect-path": reachWay, "reconnect-path": reachWay, "remove-path": reachWay,
-	"kill-server": reachServer, "power-cut": reachServer, "stop-server": reachServer, "other-sizes": reachServer, "other-cache": reachServer, "swap-cache": reachServer,
+	"kill-server": reachServer, "power-cut": reachServer, "stop-server": reachServer, "reboot-server": reachServer, "other-sizes": reachServer, "other-cache": reachServer, "swap-cache": reachServer,
 	"kill-storage": reachServer, "refuse-opens": reachServer, "freeze-storage": reachServer, "deaf-storage": reachServer, "late-storage": reachServer, "slow-start-storage": reachServer,
 }
 

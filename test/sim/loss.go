@@ -29,7 +29,8 @@ func (l *load) judgeLoss(r *userRequest, cuts int64, errno blk.Errno) (tells boo
 	case errno != blk.OK:
 		tells = lost.owed || lost.excused
 		lost.owed = false
-		lost.excused = l.w.plan.has("kill-client") // the next client may not know that users were told
+		// The next client may not know that users were told, nor the server that a client was.
+		lost.excused = l.w.plan.has("kill-client") || l.w.plan.has("fail-write-back")
 	case lost.owed && cuts == l.cuts.Load() && !l.othersMayTell(r):
 		lost.owed = false
 		l.w.violate("data: %s of %s succeeds, though acknowledged writes were lost and no flush has failed", r.op, l.name)
@@ -46,4 +47,18 @@ func (l *load) othersMayTell(r *userRequest) bool {
 		}
 	}
 	return false
+}
+
+// excuseLoss lets one flush fail though nothing is lost.
+func (l *load) excuseLoss() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loss.excused = true
+}
+
+// forgetLoss lets flushes succeed and one of them fail: nothing is known of who was told.
+func (l *load) forgetLoss() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loss.owed, l.loss.excused = false, true
 }

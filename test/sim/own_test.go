@@ -62,3 +62,27 @@ func TestPowerCutOfTheServerIsTold(t *testing.T) {
 		}
 	}
 }
+
+// A flush fails after write-back has failed, also if its answer is lost with a path, or with a
+// process at either end. A server that is rebooted in order causes at most one such error.
+func TestFailedWriteBackIsTold(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for _, kind := range []string{"", "cut", "kill-storage", "kill-front", "kill-client", "remap", "reboot-server"} {
+		for _, queue := range []time.Duration{0, 2 * time.Minute} {
+			plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 2, Pumps: 2, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 4, Blocks: 8,
+				Cache: true, Queue: queue, Resets: []bool{true}, Length: 20 * s}
+			for i := range time.Duration(6) {
+				at := s + i*3*s
+				plan.Faults = append(plan.Faults, Fault{Kind: "fail-write-back", At: at, Device: int(i) % 2}, Fault{Kind: "slow-disk", At: at, For: s, N: 5, Device: int(i) % 2})
+				for j := range time.Duration(4) {
+					if kind != "" {
+						plan.Faults = append(plan.Faults, Fault{Kind: kind, At: at + j*60*ms, For: 20 * ms, Device: int(i) % 2, Path: int(j) % 2})
+					}
+				}
+			}
+			if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
+				t.Errorf("%s, loss=%s: %s", kind, queue, r)
+			}
+		}
+	}
+}

@@ -29,6 +29,7 @@ type storage struct {
 type completion struct {
 	tag   uint64
 	errno blk.Errno
+	tells *disk // the error is that of the disk's write-back; nil: it is not
 }
 
 // launchStorage starts a process for a server.
@@ -55,6 +56,10 @@ func (p *storage) release() {
 	p.mu.Lock()
 	open := p.open
 	p.open = map[*disk]bool{}
+	for q, ready := range p.ready {
+		tellAgain(ready)
+		delete(p.ready, q)
+	}
 	p.mu.Unlock()
 	for d := range open {
 		d.release(p, true)
@@ -157,7 +162,24 @@ func (p *storage) take(q *plugin.Queue, r plugin.Request) {
 func (p *storage) done(o *operation, errno blk.Errno) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ready[o.q] = append(p.ready[o.q], completion{o.r.Tag, errno})
+	c := completion{tag: o.r.Tag, errno: errno}
+	if o.tells {
+		c.tells = o.d
+	}
+	if p.dead() {
+		tellAgain([]completion{c})
+		return
+	}
+	p.ready[o.q] = append(p.ready[o.q], c)
+}
+
+// tellAgain gives the errors in all, which no server gets, back to their disks.
+func tellAgain(all []completion) {
+	for _, c := range all {
+		if c.tells != nil {
+			c.tells.tellAgain()
+		}
+	}
 }
 
 func (p *storage) answer(q *plugin.Queue) int {
@@ -165,6 +187,9 @@ func (p *storage) answer(q *plugin.Queue) int {
 	ready := p.ready[q]
 	delete(p.ready, q)
 	p.mu.Unlock()
+	if q.Closed() { // the server has seen the end of the process
+		tellAgain(ready)
+	}
 	for _, c := range ready {
 		q.Complete(c.tag, c.errno)
 	}

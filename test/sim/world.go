@@ -300,12 +300,27 @@ func (h *host) kill(power bool) {
 	}
 	if power {
 		h.w.powerCut(h)
+	} else {
+		h.w.forgetFlushes(h)
 	}
 	h.w.zombies.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		_ = srv.Close(ctx)
 	})
+}
+
+// forgetFlushes excuses a flush of each device of h that should fail for a write-back:
+// whether a client was told is known to the process of the server alone, and it ends.
+func (w *world) forgetFlushes(h *host) {
+	if !w.plan.has("fail-write-back") {
+		return
+	}
+	for _, l := range w.loads {
+		if w.serverOf(l) == h {
+			l.forgetLoss()
+		}
+	}
 }
 
 func (w *world) powerCut(h *host) {
@@ -329,6 +344,7 @@ func (h *host) stop() {
 	defer cancel()
 	begin := time.Now()
 	_ = srv.Close(ctx)
+	h.w.forgetFlushes(h)
 	if d := time.Since(begin); d > 30*time.Second {
 		h.w.violate("liveness: the stop of %s took %v", h.name, d)
 	}
@@ -339,6 +355,19 @@ func (h *host) stop() {
 	h.mu.Unlock()
 	for _, p := range procs {
 		p.Kill() // as the end of the daemon does
+	}
+}
+
+// reboot ends a server and its host in order. The disks have written all back.
+func (h *host) reboot() {
+	h.stop()
+	h.mu.Lock()
+	h.boots++
+	h.mu.Unlock()
+	for _, l := range h.w.loads {
+		if h.w.serverOf(l) == h {
+			l.excuseLoss()
+		}
 	}
 }
 
