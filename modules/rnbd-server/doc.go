@@ -37,6 +37,6 @@
 //	session, devstate, record, plugin_info
 //	                         what all of these ask a session, a device and a plugin
 //	model                    the structs of all of these
-//	writers, config, jail, identity, indices, owners, pace, pacer, reason, flusherror
+//	writers, config, jail, identity, incarnation, indices, owners, pace, pacer, reason, flusherror
 //	                         values, names, and small machines of their own
 package server
