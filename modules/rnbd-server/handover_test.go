@@ -156,6 +156,60 @@ func TestE011_E038_HandOverWithAClientThatDoesNotKnowIt(t *testing.T) {
 	must(t, await(t, left))
 }
 
+// A hand-over stops at the first step that fails. The server goes on, or serves again
+// after Serve, and clients find their devices, also after the loss of all paths.
+func TestHandOver_StepFails(t *testing.T) {
+	for name, step := range map[string]struct {
+		fail   func(r *rig, disk *memDisk, i *initiator, dev uint32) (undo func())
+		closed bool // Serve must follow
+	}{
+		"it may not leave": {func(r *rig, _ *memDisk, _ *initiator, _ uint32) func() {
+			d := r.server.openDevices()[0]
+			d.retired.Add(1)
+			return func() { d.retired.Add(-1) }
+		}, false},
+		"sessions do not end": {func(r *rig, disk *memDisk, i *initiator, dev uint32) func() { // of a client that does not listen
+			disk.hung.Store(true)
+			i.start(true, 512, ioMessage(dev, blk.Read, 0, 0, 512))
+			for len(r.mem.requests()) == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			return func() { disk.hung.Store(false) }
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := lasting()
+			disk := mem.add("vol", 1<<20)
+			r := newRig(t, mem)
+			i := r.connect("s")
+			dev, err := i.open("vol", blk.ReadWrite)
+			must(t, err)
+			undo := step.fail(r, disk, i, dev.DeviceID)
+			_, closed, err := r.server.HandOver(t.Context())
+			undo()
+			if err == nil || closed != step.closed {
+				t.Fatalf("closed %t, %v", closed, err)
+			}
+			if closed {
+				must(t, r.server.Serve(r.server.cfg.Listen))
+			} else if errno := i.await(i.start(true, 512, ioMessage(dev.DeviceID, blk.Read, 0, 0, 512))); errno != blk.OK {
+				t.Errorf("read: errno %d", errno)
+			}
+			for range 2 { // all paths are lost, twice
+				if closed || r.server.Devices() == 0 {
+					dev = i.openAgain("vol")
+				}
+				if errno := i.await(i.start(true, 512, ioMessage(dev.DeviceID, blk.Read, 0, 0, 512))); errno != blk.OK {
+					t.Errorf("read: errno %d", errno)
+				}
+				must(t, await(t, r.handOver()))
+				must(t, r.server.Serve(r.server.cfg.Listen))
+				closed = true
+			}
+		})
+	}
+}
+
 func TestHandOverIsRefusedWhereItWouldLoseWrites(t *testing.T) {
 	mem := newMemory()
 	mem.add("vol", 1<<20)
