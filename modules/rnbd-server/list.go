@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin"
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
@@ -93,6 +95,12 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 		return nil, err
 	}
 	names, flags = jail.addVolumes(ctx, names, flags)
+	listed := s.listedNames(ctx)
+	for name := range listed {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
 	from, found := slices.BinarySearch(names, after)
 	if found {
 		from++
@@ -102,15 +110,23 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("it takes too long: %w", syscall.ETIMEDOUT)
 		}
-		n, err := s.openListed(sess, jail, name)
-		if err != nil { // a link that leads nowhere, a file that has gone, or one that is not for the client
-			continue
+		e, id := rnbdwire.ListEntry{Name: name}, nodeID{}
+		if l, ok := listed[name]; ok {
+			if s.allowed(sess, name, blk.ReadOnly) != nil {
+				continue
+			}
+			e.Sectors, id = l.size/blk.SectorSize, l.id
+		} else {
+			n, err := s.openListed(sess, jail, name)
+			if err != nil { // a link that leads nowhere, a file that has gone, or one that is not for the client
+				continue
+			}
+			e.Sectors, e.Block, id = n.size/blk.SectorSize, n.block, n.id
+			n.close()
 		}
-		e := rnbdwire.ListEntry{Name: name, Sectors: n.size / blk.SectorSize, Block: n.block}
-		if u := users[n.id]; u != nil {
+		if u := users[id]; u != nil {
 			e.Readers, e.Writers, e.User = u.readers, u.writers, u.name
 		}
-		n.close()
 		if !page.Add(e) {
 			flags |= rnbdwire.ListMore
 			break
@@ -118,6 +134,41 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 	}
 	page.Finish(flags)
 	return mem, nil
+}
+
+// listedName is a name that a plugin lists.
+type listedName struct {
+	size uint64 // bytes
+	id   nodeID
+}
+
+// pluginListTime is the time for a plugin to list its names.
+const pluginListTime = time.Second
+
+// listedNames asks the plugins of opaque names for theirs: those that the rules lead to
+// them and that OPEN can take. Plugins that do not run, or do not answer, list none.
+func (s *Server) listedNames(ctx context.Context) map[string]listedName {
+	all := map[string]listedName{}
+	for _, p := range s.plugins {
+		in, err := p.sup.Current()
+		if err != nil || !p.info().ListsNames || p.info().Names != plugin.NamesOpaque {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, pluginListTime)
+		names, err := in.ListNames(limited, maxListNames)
+		cancel()
+		if err != nil {
+			p.log.Warn("plugin does not list its names", "err", err)
+			continue
+		}
+		for _, n := range names {
+			if n.Name == "" || len(n.Name) >= rnbdwire.NameSize || strings.Contains(n.Name, "..") || strings.Contains(n.Name, "\x00") || s.pluginByRule(n.Name) != p {
+				continue
+			}
+			all[n.Name] = listedName{n.Size, opaqueID(p, n.Name)}
+		}
+	}
+	return all
 }
 
 // openListed opens a name that the session may open in any mode. What allows more than

@@ -222,3 +222,35 @@ func TestE034_WhatTheRulesForbidIsNotListed(t *testing.T) {
 		}
 	}
 }
+
+// A plugin of opaque names lists those of its disks: the ones that the rules lead to it,
+// that OPEN can take, and that the client may open, among the names of files.
+func TestList_NamesOfAPlugin(t *testing.T) {
+	mem := newMemory()
+	mem.add("pool/a", 1<<20)
+	mem.listed = []plugin.ListedName{
+		{Name: "pool/b", Size: 8192}, {Name: "pool/a", Size: 1 << 20}, {Name: "pool/c"}, {Name: "elsewhere", Size: 512},
+		{Name: ""}, {Name: "pool/../x"}, {Name: "pool/" + strings.Repeat("n", 255)}, {Name: "pool/b", Size: 8192},
+	}
+	rules, err := access.New([]access.Rule{{Device: []string{"pool/c"}, Allow: "none"}, {Allow: "rw"}})
+	must(t, err)
+	r := newRig(t, mem, func(c *Config) {
+		c.SearchPath, c.Access = searchPath(t, "file", "zoo"), rules
+		c.Rules = []Rule{{Glob: "pool/*", Plugin: "memory"}}
+	})
+	i := r.connect("s")
+	if _, err := i.open("pool/a", blk.ReadWrite); err != nil {
+		t.Fatal(err)
+	}
+	rsp, err := i.list("", 4096)
+	must(t, err)
+	entries, err := rsp.Entries()
+	must(t, err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, fmt.Sprint(e.Name, " ", e.Sectors, " ", e.Writers))
+	}
+	if want := []string{"file 8 0", "pool/a 2048 1", "pool/b 16 0", "zoo 8 0"}; !slices.Equal(got, want) {
+		t.Errorf("listed %q, want %q", got, want)
+	}
+}

@@ -28,7 +28,7 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 		if !utf8.ValidString(name) {
 			return nil, nil, fmt.Errorf("open %q: the plugin %s has no names that are not UTF-8: %w", name, p.cfg.Name, syscall.ENOENT)
 		}
-		n := &node{path: name, id: nodeID{opaque: p.cfg.Name + ":" + name}}
+		n := &node{path: name, id: opaqueID(p, name)}
 		n.volume = volumeID("name", p.cfg.Name, name)
 		return n, p, nil
 	}

@@ -23,3 +23,6 @@ func (p *ioPlugin) described(ctx context.Context) (plugin.Info, error) {
 	}
 	return p.info(), nil
 }
+
+// opaqueID is the identity of a disk that a plugin makes of a name.
+func opaqueID(p *ioPlugin, name string) nodeID { return nodeID{opaque: p.cfg.Name + ":" + name} }

@@ -35,6 +35,8 @@ type memory struct {
 	fail  map[string]error // of Open, by name
 	seen  []plugin.Request // requests that reached the plugin, without payload
 
+	listed []plugin.ListedName // by ListNames
+
 	attaching func(arena uint32) // not nil: called before an arena is attached
 	// wrap makes the disk that a plugin answers with; nil: it is the memDisk.
 	wrap func(context.Context, plugin.OpenRequest, *memDisk) (plugin.Disk, error)
@@ -75,6 +77,12 @@ func (m *memory) add(name string, size int, change ...func(*blk.Limits)) *memDis
 
 func (m *memory) Describe() plugin.Info {
 	return plugin.Info{Name: "memory", Version: "1", Crash: m.crash, Names: m.names, Matches: plugin.RegularFiles | plugin.BlockDevices}
+}
+
+func (m *memory) ListNames(context.Context, int) ([]plugin.ListedName, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.listed, nil
 }
 
 func (m *memory) Open(ctx context.Context, r plugin.OpenRequest) (plugin.Disk, error) {

@@ -71,6 +71,22 @@ type Mapper interface {
 	Extents(ctx context.Context, off, n uint64) ([]extents.Extent, error)
 }
 
+// Lister is a Backend of opaque names that can list those of its disks.
+//
+// ListNames returns names that Open takes, at most most of them, in any order. It may
+// leave out names, as those of disks that Open makes. Its context ends when its caller
+// has given up.
+type Lister interface {
+	ListNames(ctx context.Context, most int) ([]ListedName, error)
+}
+
+// ListedName is a name that a Lister knows, with the size of its disk in bytes, 0 if that
+// is not known.
+type ListedName struct {
+	Name string
+	Size uint64
+}
+
 // Verifying is a Disk that names the incarnation of its storage.
 //
 // Verifier returns up to MaxVerifier bytes. It is called after Open. The value is another

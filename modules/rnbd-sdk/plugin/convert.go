@@ -17,6 +17,8 @@ func infoToPB(i Info) *pluginpb.Info {
 		Crash:   pluginpb.CrashClass(i.Crash),
 		Names:   pluginpb.NameKind(i.Names),
 		Matches: uint32(i.Matches),
+
+		ListsNames: i.ListsNames,
 	}
 }
 
@@ -28,6 +30,8 @@ func infoFromPB(p *pluginpb.Info) Info {
 		Crash:   crashFromPB(p.GetCrash()),
 		Names:   NameKind(p.GetNames()),
 		Matches: NodeKind(p.GetMatches()),
+
+		ListsNames: p.GetListsNames(),
 	}
 }
 

@@ -91,4 +91,6 @@ type Info struct {
 	Crash   CrashClass
 	Names   NameKind
 	Matches NodeKind // nodes that paths may name; nothing for opaque names
+	// ListsNames reports that the plugin is a Lister. ServeIO sets it.
+	ListsNames bool
 }

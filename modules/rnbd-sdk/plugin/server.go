@@ -66,6 +66,7 @@ func newServer(author any, info Info, log *slog.Logger, fds *fdReceiver) *server
 	switch a := author.(type) {
 	case Backend:
 		s.info.Kind = KindIO
+		_, s.info.ListsNames = author.(Lister)
 		s.kind = &ioServer{server: s, b: a}
 	case Frontend:
 		s.info.Kind = KindFrontend

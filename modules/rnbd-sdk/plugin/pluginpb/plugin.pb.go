@@ -231,6 +231,7 @@ type Info struct {
 	Names   NameKind               `protobuf:"varint,5,opt,name=names,proto3,enum=rnbd.plugin.v1.NameKind" json:"names,omitempty"`
 	// Bits: 1 block devices, 2 regular files.
 	Matches       uint32 `protobuf:"varint,6,opt,name=matches,proto3" json:"matches,omitempty"`
+	ListsNames    bool   `protobuf:"varint,7,opt,name=lists_names,json=listsNames,proto3" json:"lists_names,omitempty"` // ListNames is answered
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -305,6 +306,13 @@ func (x *Info) GetMatches() uint32 {
 		return x.Matches
 	}
 	return 0
+}
+
+func (x *Info) GetListsNames() bool {
+	if x != nil {
+		return x.ListsNames
+	}
+	return false
 }
 
 type DescribeRequest struct {
@@ -1354,6 +1362,146 @@ func (x *ResizeDiskResponse) GetLimits() *Limits {
 	return nil
 }
 
+type ListNamesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Most          uint32                 `protobuf:"varint,1,opt,name=most,proto3" json:"most,omitempty"` // names at most
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNamesRequest) Reset() {
+	*x = ListNamesRequest{}
+	mi := &file_plugin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNamesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNamesRequest) ProtoMessage() {}
+
+func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
+func (*ListNamesRequest) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ListNamesRequest) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type ListNamesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []*ListedName          `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"` // in any order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNamesResponse) Reset() {
+	*x = ListNamesResponse{}
+	mi := &file_plugin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNamesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNamesResponse) ProtoMessage() {}
+
+func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
+func (*ListNamesResponse) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ListNamesResponse) GetNames() []*ListedName {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type ListedName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes; 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListedName) Reset() {
+	*x = ListedName{}
+	mi := &file_plugin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListedName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListedName) ProtoMessage() {}
+
+func (x *ListedName) ProtoReflect() protoreflect.Message {
+	mi := &file_plugin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListedName.ProtoReflect.Descriptor instead.
+func (*ListedName) Descriptor() ([]byte, []int) {
+	return file_plugin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListedName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ListedName) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 type ExtentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Device        uint32                 `protobuf:"varint,1,opt,name=device,proto3" json:"device,omitempty"`
@@ -1365,7 +1513,7 @@ type ExtentsRequest struct {
 
 func (x *ExtentsRequest) Reset() {
 	*x = ExtentsRequest{}
-	mi := &file_plugin_proto_msgTypes[23]
+	mi := &file_plugin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1525,7 @@ func (x *ExtentsRequest) String() string {
 func (*ExtentsRequest) ProtoMessage() {}
 
 func (x *ExtentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[23]
+	mi := &file_plugin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1538,7 @@ func (x *ExtentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtentsRequest.ProtoReflect.Descriptor instead.
 func (*ExtentsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{23}
+	return file_plugin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExtentsRequest) GetDevice() uint32 {
@@ -1423,7 +1571,7 @@ type ExtentsResponse struct {
 
 func (x *ExtentsResponse) Reset() {
 	*x = ExtentsResponse{}
-	mi := &file_plugin_proto_msgTypes[24]
+	mi := &file_plugin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1583,7 @@ func (x *ExtentsResponse) String() string {
 func (*ExtentsResponse) ProtoMessage() {}
 
 func (x *ExtentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[24]
+	mi := &file_plugin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1596,7 @@ func (x *ExtentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtentsResponse.ProtoReflect.Descriptor instead.
 func (*ExtentsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{24}
+	return file_plugin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExtentsResponse) GetExtents() []*Extent {
@@ -1468,7 +1616,7 @@ type Extent struct {
 
 func (x *Extent) Reset() {
 	*x = Extent{}
-	mi := &file_plugin_proto_msgTypes[25]
+	mi := &file_plugin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1628,7 @@ func (x *Extent) String() string {
 func (*Extent) ProtoMessage() {}
 
 func (x *Extent) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[25]
+	mi := &file_plugin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1641,7 @@ func (x *Extent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extent.ProtoReflect.Descriptor instead.
 func (*Extent) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{25}
+	return file_plugin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Extent) GetLength() uint64 {
@@ -1529,7 +1677,7 @@ type AddDeviceRequest struct {
 
 func (x *AddDeviceRequest) Reset() {
 	*x = AddDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[26]
+	mi := &file_plugin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1689,7 @@ func (x *AddDeviceRequest) String() string {
 func (*AddDeviceRequest) ProtoMessage() {}
 
 func (x *AddDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[26]
+	mi := &file_plugin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1702,7 @@ func (x *AddDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDeviceRequest.ProtoReflect.Descriptor instead.
 func (*AddDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{26}
+	return file_plugin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddDeviceRequest) GetIndex() uint32 {
@@ -1642,7 +1790,7 @@ type AddDeviceResponse struct {
 
 func (x *AddDeviceResponse) Reset() {
 	*x = AddDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[27]
+	mi := &file_plugin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1802,7 @@ func (x *AddDeviceResponse) String() string {
 func (*AddDeviceResponse) ProtoMessage() {}
 
 func (x *AddDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[27]
+	mi := &file_plugin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1815,7 @@ func (x *AddDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDeviceResponse.ProtoReflect.Descriptor instead.
 func (*AddDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{27}
+	return file_plugin_proto_rawDescGZIP(), []int{30}
 }
 
 type RemoveDeviceRequest struct {
@@ -1680,7 +1828,7 @@ type RemoveDeviceRequest struct {
 
 func (x *RemoveDeviceRequest) Reset() {
 	*x = RemoveDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[28]
+	mi := &file_plugin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1840,7 @@ func (x *RemoveDeviceRequest) String() string {
 func (*RemoveDeviceRequest) ProtoMessage() {}
 
 func (x *RemoveDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[28]
+	mi := &file_plugin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1853,7 @@ func (x *RemoveDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDeviceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{28}
+	return file_plugin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemoveDeviceRequest) GetIndex() uint32 {
@@ -1730,7 +1878,7 @@ type RemoveDeviceResponse struct {
 
 func (x *RemoveDeviceResponse) Reset() {
 	*x = RemoveDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[29]
+	mi := &file_plugin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +1890,7 @@ func (x *RemoveDeviceResponse) String() string {
 func (*RemoveDeviceResponse) ProtoMessage() {}
 
 func (x *RemoveDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[29]
+	mi := &file_plugin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +1903,7 @@ func (x *RemoveDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveDeviceResponse.ProtoReflect.Descriptor instead.
 func (*RemoveDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{29}
+	return file_plugin_proto_rawDescGZIP(), []int{32}
 }
 
 type ResizeDeviceRequest struct {
@@ -1768,7 +1916,7 @@ type ResizeDeviceRequest struct {
 
 func (x *ResizeDeviceRequest) Reset() {
 	*x = ResizeDeviceRequest{}
-	mi := &file_plugin_proto_msgTypes[30]
+	mi := &file_plugin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1928,7 @@ func (x *ResizeDeviceRequest) String() string {
 func (*ResizeDeviceRequest) ProtoMessage() {}
 
 func (x *ResizeDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[30]
+	mi := &file_plugin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1941,7 @@ func (x *ResizeDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeDeviceRequest.ProtoReflect.Descriptor instead.
 func (*ResizeDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{30}
+	return file_plugin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResizeDeviceRequest) GetIndex() uint32 {
@@ -1818,7 +1966,7 @@ type ResizeDeviceResponse struct {
 
 func (x *ResizeDeviceResponse) Reset() {
 	*x = ResizeDeviceResponse{}
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1978,7 @@ func (x *ResizeDeviceResponse) String() string {
 func (*ResizeDeviceResponse) ProtoMessage() {}
 
 func (x *ResizeDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[31]
+	mi := &file_plugin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1991,7 @@ func (x *ResizeDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeDeviceResponse.ProtoReflect.Descriptor instead.
 func (*ResizeDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{31}
+	return file_plugin_proto_rawDescGZIP(), []int{34}
 }
 
 type AddListenerRequest struct {
@@ -1856,7 +2004,7 @@ type AddListenerRequest struct {
 
 func (x *AddListenerRequest) Reset() {
 	*x = AddListenerRequest{}
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2016,7 @@ func (x *AddListenerRequest) String() string {
 func (*AddListenerRequest) ProtoMessage() {}
 
 func (x *AddListenerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[32]
+	mi := &file_plugin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2029,7 @@ func (x *AddListenerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddListenerRequest.ProtoReflect.Descriptor instead.
 func (*AddListenerRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{32}
+	return file_plugin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AddListenerRequest) GetName() string {
@@ -1906,7 +2054,7 @@ type AddListenerResponse struct {
 
 func (x *AddListenerResponse) Reset() {
 	*x = AddListenerResponse{}
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2066,7 @@ func (x *AddListenerResponse) String() string {
 func (*AddListenerResponse) ProtoMessage() {}
 
 func (x *AddListenerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[33]
+	mi := &file_plugin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2079,7 @@ func (x *AddListenerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddListenerResponse.ProtoReflect.Descriptor instead.
 func (*AddListenerResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{33}
+	return file_plugin_proto_rawDescGZIP(), []int{36}
 }
 
 type SetTLSRequest struct {
@@ -1949,7 +2097,7 @@ type SetTLSRequest struct {
 
 func (x *SetTLSRequest) Reset() {
 	*x = SetTLSRequest{}
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2109,7 @@ func (x *SetTLSRequest) String() string {
 func (*SetTLSRequest) ProtoMessage() {}
 
 func (x *SetTLSRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[34]
+	mi := &file_plugin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2122,7 @@ func (x *SetTLSRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTLSRequest.ProtoReflect.Descriptor instead.
 func (*SetTLSRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{34}
+	return file_plugin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetTLSRequest) GetCertificate() []byte {
@@ -2039,7 +2187,7 @@ type UserRule struct {
 
 func (x *UserRule) Reset() {
 	*x = UserRule{}
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2199,7 @@ func (x *UserRule) String() string {
 func (*UserRule) ProtoMessage() {}
 
 func (x *UserRule) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[35]
+	mi := &file_plugin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2212,7 @@ func (x *UserRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserRule.ProtoReflect.Descriptor instead.
 func (*UserRule) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{35}
+	return file_plugin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UserRule) GetIdentity() []string {
@@ -2099,7 +2247,7 @@ type SetTLSResponse struct {
 
 func (x *SetTLSResponse) Reset() {
 	*x = SetTLSResponse{}
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2259,7 @@ func (x *SetTLSResponse) String() string {
 func (*SetTLSResponse) ProtoMessage() {}
 
 func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[36]
+	mi := &file_plugin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2272,7 @@ func (x *SetTLSResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTLSResponse.ProtoReflect.Descriptor instead.
 func (*SetTLSResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{36}
+	return file_plugin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetTLSResponse) GetChecksUsers() bool {
@@ -2142,7 +2290,7 @@ type TakeUsersRequest struct {
 
 func (x *TakeUsersRequest) Reset() {
 	*x = TakeUsersRequest{}
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2302,7 @@ func (x *TakeUsersRequest) String() string {
 func (*TakeUsersRequest) ProtoMessage() {}
 
 func (x *TakeUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[37]
+	mi := &file_plugin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2315,7 @@ func (x *TakeUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeUsersRequest.ProtoReflect.Descriptor instead.
 func (*TakeUsersRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{37}
+	return file_plugin_proto_rawDescGZIP(), []int{40}
 }
 
 type TakeUsersResponse struct {
@@ -2180,7 +2328,7 @@ type TakeUsersResponse struct {
 
 func (x *TakeUsersResponse) Reset() {
 	*x = TakeUsersResponse{}
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2340,7 @@ func (x *TakeUsersResponse) String() string {
 func (*TakeUsersResponse) ProtoMessage() {}
 
 func (x *TakeUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[38]
+	mi := &file_plugin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2353,7 @@ func (x *TakeUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeUsersResponse.ProtoReflect.Descriptor instead.
 func (*TakeUsersResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{38}
+	return file_plugin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TakeUsersResponse) GetEvents() []*UserEvent {
@@ -2241,7 +2389,7 @@ type UserEvent struct {
 
 func (x *UserEvent) Reset() {
 	*x = UserEvent{}
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2401,7 @@ func (x *UserEvent) String() string {
 func (*UserEvent) ProtoMessage() {}
 
 func (x *UserEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[39]
+	mi := &file_plugin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2414,7 @@ func (x *UserEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserEvent.ProtoReflect.Descriptor instead.
 func (*UserEvent) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{39}
+	return file_plugin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UserEvent) GetTimeNs() int64 {
@@ -2355,7 +2503,7 @@ type DeviceStatusRequest struct {
 
 func (x *DeviceStatusRequest) Reset() {
 	*x = DeviceStatusRequest{}
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2515,7 @@ func (x *DeviceStatusRequest) String() string {
 func (*DeviceStatusRequest) ProtoMessage() {}
 
 func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[40]
+	mi := &file_plugin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2528,7 @@ func (x *DeviceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusRequest.ProtoReflect.Descriptor instead.
 func (*DeviceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{40}
+	return file_plugin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeviceStatusRequest) GetIndex() uint32 {
@@ -2400,7 +2548,7 @@ type DeviceStatusResponse struct {
 
 func (x *DeviceStatusResponse) Reset() {
 	*x = DeviceStatusResponse{}
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2560,7 @@ func (x *DeviceStatusResponse) String() string {
 func (*DeviceStatusResponse) ProtoMessage() {}
 
 func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[41]
+	mi := &file_plugin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2573,7 @@ func (x *DeviceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatusResponse.ProtoReflect.Descriptor instead.
 func (*DeviceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{41}
+	return file_plugin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeviceStatusResponse) GetOpeners() uint32 {
@@ -2454,7 +2602,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2614,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[42]
+	mi := &file_plugin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2627,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{42}
+	return file_plugin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Connection) GetDevice() string {
@@ -2506,7 +2654,7 @@ type ReleaseConnectionsRequest struct {
 
 func (x *ReleaseConnectionsRequest) Reset() {
 	*x = ReleaseConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2666,7 @@ func (x *ReleaseConnectionsRequest) String() string {
 func (*ReleaseConnectionsRequest) ProtoMessage() {}
 
 func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[43]
+	mi := &file_plugin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2679,7 @@ func (x *ReleaseConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{43}
+	return file_plugin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReleaseConnectionsRequest) GetToken() uint64 {
@@ -2558,7 +2706,7 @@ type ReleaseConnectionsResponse struct {
 
 func (x *ReleaseConnectionsResponse) Reset() {
 	*x = ReleaseConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2718,7 @@ func (x *ReleaseConnectionsResponse) String() string {
 func (*ReleaseConnectionsResponse) ProtoMessage() {}
 
 func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[44]
+	mi := &file_plugin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2731,7 @@ func (x *ReleaseConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{44}
+	return file_plugin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReleaseConnectionsResponse) GetReleased() uint32 {
@@ -2610,7 +2758,7 @@ type AdoptConnectionsRequest struct {
 
 func (x *AdoptConnectionsRequest) Reset() {
 	*x = AdoptConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2770,7 @@ func (x *AdoptConnectionsRequest) String() string {
 func (*AdoptConnectionsRequest) ProtoMessage() {}
 
 func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[45]
+	mi := &file_plugin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2783,7 @@ func (x *AdoptConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{45}
+	return file_plugin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AdoptConnectionsRequest) GetToken() uint64 {
@@ -2660,7 +2808,7 @@ type AdoptConnectionsResponse struct {
 
 func (x *AdoptConnectionsResponse) Reset() {
 	*x = AdoptConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2820,7 @@ func (x *AdoptConnectionsResponse) String() string {
 func (*AdoptConnectionsResponse) ProtoMessage() {}
 
 func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[46]
+	mi := &file_plugin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2833,7 @@ func (x *AdoptConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*AdoptConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{46}
+	return file_plugin_proto_rawDescGZIP(), []int{49}
 }
 
 type ServeConnectionsRequest struct {
@@ -2696,7 +2844,7 @@ type ServeConnectionsRequest struct {
 
 func (x *ServeConnectionsRequest) Reset() {
 	*x = ServeConnectionsRequest{}
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2856,7 @@ func (x *ServeConnectionsRequest) String() string {
 func (*ServeConnectionsRequest) ProtoMessage() {}
 
 func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[47]
+	mi := &file_plugin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2869,7 @@ func (x *ServeConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{47}
+	return file_plugin_proto_rawDescGZIP(), []int{50}
 }
 
 type ServeConnectionsResponse struct {
@@ -2732,7 +2880,7 @@ type ServeConnectionsResponse struct {
 
 func (x *ServeConnectionsResponse) Reset() {
 	*x = ServeConnectionsResponse{}
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2892,7 @@ func (x *ServeConnectionsResponse) String() string {
 func (*ServeConnectionsResponse) ProtoMessage() {}
 
 func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[48]
+	mi := &file_plugin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2905,7 @@ func (x *ServeConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServeConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ServeConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{48}
+	return file_plugin_proto_rawDescGZIP(), []int{51}
 }
 
 type StatsRequest struct {
@@ -2768,7 +2916,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2780,7 +2928,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[49]
+	mi := &file_plugin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2793,7 +2941,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{49}
+	return file_plugin_proto_rawDescGZIP(), []int{52}
 }
 
 type StatsResponse struct {
@@ -2805,7 +2953,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_plugin_proto_msgTypes[50]
+	mi := &file_plugin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +2965,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[50]
+	mi := &file_plugin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +2978,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{50}
+	return file_plugin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StatsResponse) GetDevices() []*DeviceLatency {
@@ -2853,7 +3001,7 @@ type DeviceLatency struct {
 
 func (x *DeviceLatency) Reset() {
 	*x = DeviceLatency{}
-	mi := &file_plugin_proto_msgTypes[51]
+	mi := &file_plugin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +3013,7 @@ func (x *DeviceLatency) String() string {
 func (*DeviceLatency) ProtoMessage() {}
 
 func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[51]
+	mi := &file_plugin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +3026,7 @@ func (x *DeviceLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceLatency.ProtoReflect.Descriptor instead.
 func (*DeviceLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{51}
+	return file_plugin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeviceLatency) GetDevice() uint32 {
@@ -2906,7 +3054,7 @@ type OpLatency struct {
 
 func (x *OpLatency) Reset() {
 	*x = OpLatency{}
-	mi := &file_plugin_proto_msgTypes[52]
+	mi := &file_plugin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3066,7 @@ func (x *OpLatency) String() string {
 func (*OpLatency) ProtoMessage() {}
 
 func (x *OpLatency) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[52]
+	mi := &file_plugin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3079,7 @@ func (x *OpLatency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpLatency.ProtoReflect.Descriptor instead.
 func (*OpLatency) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{52}
+	return file_plugin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *OpLatency) GetOp() uint32 {
@@ -2967,7 +3115,7 @@ type LatencyBucket struct {
 
 func (x *LatencyBucket) Reset() {
 	*x = LatencyBucket{}
-	mi := &file_plugin_proto_msgTypes[53]
+	mi := &file_plugin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3127,7 @@ func (x *LatencyBucket) String() string {
 func (*LatencyBucket) ProtoMessage() {}
 
 func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[53]
+	mi := &file_plugin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3140,7 @@ func (x *LatencyBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyBucket.ProtoReflect.Descriptor instead.
 func (*LatencyBucket) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{53}
+	return file_plugin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LatencyBucket) GetUpperNs() uint64 {
@@ -3018,7 +3166,7 @@ type SetLogRequest struct {
 
 func (x *SetLogRequest) Reset() {
 	*x = SetLogRequest{}
-	mi := &file_plugin_proto_msgTypes[54]
+	mi := &file_plugin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3178,7 @@ func (x *SetLogRequest) String() string {
 func (*SetLogRequest) ProtoMessage() {}
 
 func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[54]
+	mi := &file_plugin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3191,7 @@ func (x *SetLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogRequest.ProtoReflect.Descriptor instead.
 func (*SetLogRequest) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{54}
+	return file_plugin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetLogRequest) GetLevel() string {
@@ -3061,7 +3209,7 @@ type SetLogResponse struct {
 
 func (x *SetLogResponse) Reset() {
 	*x = SetLogResponse{}
-	mi := &file_plugin_proto_msgTypes[55]
+	mi := &file_plugin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3221,7 @@ func (x *SetLogResponse) String() string {
 func (*SetLogResponse) ProtoMessage() {}
 
 func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_plugin_proto_msgTypes[55]
+	mi := &file_plugin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3234,7 @@ func (x *SetLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogResponse.ProtoReflect.Descriptor instead.
 func (*SetLogResponse) Descriptor() ([]byte, []int) {
-	return file_plugin_proto_rawDescGZIP(), []int{55}
+	return file_plugin_proto_rawDescGZIP(), []int{58}
 }
 
 var File_plugin_proto protoreflect.FileDescriptor
@@ -3095,14 +3243,16 @@ const file_plugin_proto_rawDesc = "" +
 	"\n" +
 	"\fplugin.proto\x12\x0ernbd.plugin.v1\"0\n" +
 	"\vErrorDetail\x12!\n" +
-	"\ferror_number\x18\x01 \x01(\rR\verrorNumber\"\xda\x01\n" +
+	"\ferror_number\x18\x01 \x01(\rR\verrorNumber\"\xfb\x01\n" +
 	"\x04Info\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12(\n" +
 	"\x04kind\x18\x03 \x01(\x0e2\x14.rnbd.plugin.v1.KindR\x04kind\x120\n" +
 	"\x05crash\x18\x04 \x01(\x0e2\x1a.rnbd.plugin.v1.CrashClassR\x05crash\x12.\n" +
 	"\x05names\x18\x05 \x01(\x0e2\x18.rnbd.plugin.v1.NameKindR\x05names\x12\x18\n" +
-	"\amatches\x18\x06 \x01(\rR\amatches\"4\n" +
+	"\amatches\x18\x06 \x01(\rR\amatches\x12\x1f\n" +
+	"\vlists_names\x18\a \x01(\bR\n" +
+	"listsNames\"4\n" +
 	"\x0fDescribeRequest\x12!\n" +
 	"\fring_version\x18\x01 \x01(\rR\vringVersion\"_\n" +
 	"\x10DescribeResponse\x12(\n" +
@@ -3169,7 +3319,15 @@ const file_plugin_proto_rawDesc = "" +
 	"\x11ResizeDiskRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\rR\x06device\"D\n" +
 	"\x12ResizeDiskResponse\x12.\n" +
-	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"X\n" +
+	"\x06limits\x18\x01 \x01(\v2\x16.rnbd.plugin.v1.LimitsR\x06limits\"&\n" +
+	"\x10ListNamesRequest\x12\x12\n" +
+	"\x04most\x18\x01 \x01(\rR\x04most\"E\n" +
+	"\x11ListNamesResponse\x120\n" +
+	"\x05names\x18\x01 \x03(\v2\x1a.rnbd.plugin.v1.ListedNameR\x05names\"4\n" +
+	"\n" +
+	"ListedName\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\"X\n" +
 	"\x0eExtentsRequest\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\rR\x06device\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -3302,13 +3460,14 @@ const file_plugin_proto_rawDesc = "" +
 	"\x05Drain\x12\x1c.rnbd.plugin.v1.DrainRequest\x1a\x1d.rnbd.plugin.v1.DrainResponse\x12G\n" +
 	"\x06Detach\x12\x1d.rnbd.plugin.v1.DetachRequest\x1a\x1e.rnbd.plugin.v1.DetachResponse\x12D\n" +
 	"\x05Stats\x12\x1c.rnbd.plugin.v1.StatsRequest\x1a\x1d.rnbd.plugin.v1.StatsResponse\x12G\n" +
-	"\x06SetLog\x12\x1d.rnbd.plugin.v1.SetLogRequest\x1a\x1e.rnbd.plugin.v1.SetLogResponse2\xcb\x02\n" +
+	"\x06SetLog\x12\x1d.rnbd.plugin.v1.SetLogRequest\x1a\x1e.rnbd.plugin.v1.SetLogResponse2\x9d\x03\n" +
 	"\aStorage\x12M\n" +
 	"\bOpenDisk\x12\x1f.rnbd.plugin.v1.OpenDiskRequest\x1a .rnbd.plugin.v1.OpenDiskResponse\x12P\n" +
 	"\tCloseDisk\x12 .rnbd.plugin.v1.CloseDiskRequest\x1a!.rnbd.plugin.v1.CloseDiskResponse\x12S\n" +
 	"\n" +
 	"ResizeDisk\x12!.rnbd.plugin.v1.ResizeDiskRequest\x1a\".rnbd.plugin.v1.ResizeDiskResponse\x12J\n" +
-	"\aExtents\x12\x1e.rnbd.plugin.v1.ExtentsRequest\x1a\x1f.rnbd.plugin.v1.ExtentsResponse2\x9b\a\n" +
+	"\aExtents\x12\x1e.rnbd.plugin.v1.ExtentsRequest\x1a\x1f.rnbd.plugin.v1.ExtentsResponse\x12P\n" +
+	"\tListNames\x12 .rnbd.plugin.v1.ListNamesRequest\x1a!.rnbd.plugin.v1.ListNamesResponse2\x9b\a\n" +
 	"\bFrontend\x12P\n" +
 	"\tAddDevice\x12 .rnbd.plugin.v1.AddDeviceRequest\x1a!.rnbd.plugin.v1.AddDeviceResponse\x12Y\n" +
 	"\fRemoveDevice\x12#.rnbd.plugin.v1.RemoveDeviceRequest\x1a$.rnbd.plugin.v1.RemoveDeviceResponse\x12Y\n" +
@@ -3334,7 +3493,7 @@ func file_plugin_proto_rawDescGZIP() []byte {
 }
 
 var file_plugin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_plugin_proto_goTypes = []any{
 	(Kind)(0),                          // 0: rnbd.plugin.v1.Kind
 	(CrashClass)(0),                    // 1: rnbd.plugin.v1.CrashClass
@@ -3362,110 +3521,116 @@ var file_plugin_proto_goTypes = []any{
 	(*CloseDiskResponse)(nil),          // 23: rnbd.plugin.v1.CloseDiskResponse
 	(*ResizeDiskRequest)(nil),          // 24: rnbd.plugin.v1.ResizeDiskRequest
 	(*ResizeDiskResponse)(nil),         // 25: rnbd.plugin.v1.ResizeDiskResponse
-	(*ExtentsRequest)(nil),             // 26: rnbd.plugin.v1.ExtentsRequest
-	(*ExtentsResponse)(nil),            // 27: rnbd.plugin.v1.ExtentsResponse
-	(*Extent)(nil),                     // 28: rnbd.plugin.v1.Extent
-	(*AddDeviceRequest)(nil),           // 29: rnbd.plugin.v1.AddDeviceRequest
-	(*AddDeviceResponse)(nil),          // 30: rnbd.plugin.v1.AddDeviceResponse
-	(*RemoveDeviceRequest)(nil),        // 31: rnbd.plugin.v1.RemoveDeviceRequest
-	(*RemoveDeviceResponse)(nil),       // 32: rnbd.plugin.v1.RemoveDeviceResponse
-	(*ResizeDeviceRequest)(nil),        // 33: rnbd.plugin.v1.ResizeDeviceRequest
-	(*ResizeDeviceResponse)(nil),       // 34: rnbd.plugin.v1.ResizeDeviceResponse
-	(*AddListenerRequest)(nil),         // 35: rnbd.plugin.v1.AddListenerRequest
-	(*AddListenerResponse)(nil),        // 36: rnbd.plugin.v1.AddListenerResponse
-	(*SetTLSRequest)(nil),              // 37: rnbd.plugin.v1.SetTLSRequest
-	(*UserRule)(nil),                   // 38: rnbd.plugin.v1.UserRule
-	(*SetTLSResponse)(nil),             // 39: rnbd.plugin.v1.SetTLSResponse
-	(*TakeUsersRequest)(nil),           // 40: rnbd.plugin.v1.TakeUsersRequest
-	(*TakeUsersResponse)(nil),          // 41: rnbd.plugin.v1.TakeUsersResponse
-	(*UserEvent)(nil),                  // 42: rnbd.plugin.v1.UserEvent
-	(*DeviceStatusRequest)(nil),        // 43: rnbd.plugin.v1.DeviceStatusRequest
-	(*DeviceStatusResponse)(nil),       // 44: rnbd.plugin.v1.DeviceStatusResponse
-	(*Connection)(nil),                 // 45: rnbd.plugin.v1.Connection
-	(*ReleaseConnectionsRequest)(nil),  // 46: rnbd.plugin.v1.ReleaseConnectionsRequest
-	(*ReleaseConnectionsResponse)(nil), // 47: rnbd.plugin.v1.ReleaseConnectionsResponse
-	(*AdoptConnectionsRequest)(nil),    // 48: rnbd.plugin.v1.AdoptConnectionsRequest
-	(*AdoptConnectionsResponse)(nil),   // 49: rnbd.plugin.v1.AdoptConnectionsResponse
-	(*ServeConnectionsRequest)(nil),    // 50: rnbd.plugin.v1.ServeConnectionsRequest
-	(*ServeConnectionsResponse)(nil),   // 51: rnbd.plugin.v1.ServeConnectionsResponse
-	(*StatsRequest)(nil),               // 52: rnbd.plugin.v1.StatsRequest
-	(*StatsResponse)(nil),              // 53: rnbd.plugin.v1.StatsResponse
-	(*DeviceLatency)(nil),              // 54: rnbd.plugin.v1.DeviceLatency
-	(*OpLatency)(nil),                  // 55: rnbd.plugin.v1.OpLatency
-	(*LatencyBucket)(nil),              // 56: rnbd.plugin.v1.LatencyBucket
-	(*SetLogRequest)(nil),              // 57: rnbd.plugin.v1.SetLogRequest
-	(*SetLogResponse)(nil),             // 58: rnbd.plugin.v1.SetLogResponse
-	nil,                                // 59: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
-	nil,                                // 60: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	(*ListNamesRequest)(nil),           // 26: rnbd.plugin.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),          // 27: rnbd.plugin.v1.ListNamesResponse
+	(*ListedName)(nil),                 // 28: rnbd.plugin.v1.ListedName
+	(*ExtentsRequest)(nil),             // 29: rnbd.plugin.v1.ExtentsRequest
+	(*ExtentsResponse)(nil),            // 30: rnbd.plugin.v1.ExtentsResponse
+	(*Extent)(nil),                     // 31: rnbd.plugin.v1.Extent
+	(*AddDeviceRequest)(nil),           // 32: rnbd.plugin.v1.AddDeviceRequest
+	(*AddDeviceResponse)(nil),          // 33: rnbd.plugin.v1.AddDeviceResponse
+	(*RemoveDeviceRequest)(nil),        // 34: rnbd.plugin.v1.RemoveDeviceRequest
+	(*RemoveDeviceResponse)(nil),       // 35: rnbd.plugin.v1.RemoveDeviceResponse
+	(*ResizeDeviceRequest)(nil),        // 36: rnbd.plugin.v1.ResizeDeviceRequest
+	(*ResizeDeviceResponse)(nil),       // 37: rnbd.plugin.v1.ResizeDeviceResponse
+	(*AddListenerRequest)(nil),         // 38: rnbd.plugin.v1.AddListenerRequest
+	(*AddListenerResponse)(nil),        // 39: rnbd.plugin.v1.AddListenerResponse
+	(*SetTLSRequest)(nil),              // 40: rnbd.plugin.v1.SetTLSRequest
+	(*UserRule)(nil),                   // 41: rnbd.plugin.v1.UserRule
+	(*SetTLSResponse)(nil),             // 42: rnbd.plugin.v1.SetTLSResponse
+	(*TakeUsersRequest)(nil),           // 43: rnbd.plugin.v1.TakeUsersRequest
+	(*TakeUsersResponse)(nil),          // 44: rnbd.plugin.v1.TakeUsersResponse
+	(*UserEvent)(nil),                  // 45: rnbd.plugin.v1.UserEvent
+	(*DeviceStatusRequest)(nil),        // 46: rnbd.plugin.v1.DeviceStatusRequest
+	(*DeviceStatusResponse)(nil),       // 47: rnbd.plugin.v1.DeviceStatusResponse
+	(*Connection)(nil),                 // 48: rnbd.plugin.v1.Connection
+	(*ReleaseConnectionsRequest)(nil),  // 49: rnbd.plugin.v1.ReleaseConnectionsRequest
+	(*ReleaseConnectionsResponse)(nil), // 50: rnbd.plugin.v1.ReleaseConnectionsResponse
+	(*AdoptConnectionsRequest)(nil),    // 51: rnbd.plugin.v1.AdoptConnectionsRequest
+	(*AdoptConnectionsResponse)(nil),   // 52: rnbd.plugin.v1.AdoptConnectionsResponse
+	(*ServeConnectionsRequest)(nil),    // 53: rnbd.plugin.v1.ServeConnectionsRequest
+	(*ServeConnectionsResponse)(nil),   // 54: rnbd.plugin.v1.ServeConnectionsResponse
+	(*StatsRequest)(nil),               // 55: rnbd.plugin.v1.StatsRequest
+	(*StatsResponse)(nil),              // 56: rnbd.plugin.v1.StatsResponse
+	(*DeviceLatency)(nil),              // 57: rnbd.plugin.v1.DeviceLatency
+	(*OpLatency)(nil),                  // 58: rnbd.plugin.v1.OpLatency
+	(*LatencyBucket)(nil),              // 59: rnbd.plugin.v1.LatencyBucket
+	(*SetLogRequest)(nil),              // 60: rnbd.plugin.v1.SetLogRequest
+	(*SetLogResponse)(nil),             // 61: rnbd.plugin.v1.SetLogResponse
+	nil,                                // 62: rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	nil,                                // 63: rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
 }
 var file_plugin_proto_depIdxs = []int32{
 	0,  // 0: rnbd.plugin.v1.Info.kind:type_name -> rnbd.plugin.v1.Kind
 	1,  // 1: rnbd.plugin.v1.Info.crash:type_name -> rnbd.plugin.v1.CrashClass
 	2,  // 2: rnbd.plugin.v1.Info.names:type_name -> rnbd.plugin.v1.NameKind
 	4,  // 3: rnbd.plugin.v1.DescribeResponse.info:type_name -> rnbd.plugin.v1.Info
-	59, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
+	62, // 4: rnbd.plugin.v1.ConfigureRequest.settings:type_name -> rnbd.plugin.v1.ConfigureRequest.SettingsEntry
 	19, // 5: rnbd.plugin.v1.OpenDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
 	19, // 6: rnbd.plugin.v1.ResizeDiskResponse.limits:type_name -> rnbd.plugin.v1.Limits
-	28, // 7: rnbd.plugin.v1.ExtentsResponse.extents:type_name -> rnbd.plugin.v1.Extent
-	19, // 8: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	60, // 9: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
-	19, // 10: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
-	38, // 11: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
-	42, // 12: rnbd.plugin.v1.TakeUsersResponse.events:type_name -> rnbd.plugin.v1.UserEvent
-	54, // 13: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
-	55, // 14: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
-	56, // 15: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
-	5,  // 16: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
-	7,  // 17: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
-	9,  // 18: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
-	11, // 19: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
-	13, // 20: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
-	15, // 21: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
-	17, // 22: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
-	52, // 23: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
-	57, // 24: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
-	20, // 25: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
-	22, // 26: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
-	24, // 27: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
-	26, // 28: rnbd.plugin.v1.Storage.Extents:input_type -> rnbd.plugin.v1.ExtentsRequest
-	29, // 29: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
-	31, // 30: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
-	33, // 31: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
-	35, // 32: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
-	37, // 33: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
-	43, // 34: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
-	46, // 35: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
-	48, // 36: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
-	50, // 37: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
-	40, // 38: rnbd.plugin.v1.Frontend.TakeUsers:input_type -> rnbd.plugin.v1.TakeUsersRequest
-	6,  // 39: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
-	8,  // 40: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
-	10, // 41: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
-	12, // 42: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
-	14, // 43: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
-	16, // 44: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
-	18, // 45: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
-	53, // 46: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
-	58, // 47: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
-	21, // 48: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
-	23, // 49: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
-	25, // 50: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
-	27, // 51: rnbd.plugin.v1.Storage.Extents:output_type -> rnbd.plugin.v1.ExtentsResponse
-	30, // 52: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
-	32, // 53: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
-	34, // 54: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
-	36, // 55: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
-	39, // 56: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
-	44, // 57: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
-	47, // 58: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
-	49, // 59: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
-	51, // 60: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
-	41, // 61: rnbd.plugin.v1.Frontend.TakeUsers:output_type -> rnbd.plugin.v1.TakeUsersResponse
-	39, // [39:62] is the sub-list for method output_type
-	16, // [16:39] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	28, // 7: rnbd.plugin.v1.ListNamesResponse.names:type_name -> rnbd.plugin.v1.ListedName
+	31, // 8: rnbd.plugin.v1.ExtentsResponse.extents:type_name -> rnbd.plugin.v1.Extent
+	19, // 9: rnbd.plugin.v1.AddDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
+	63, // 10: rnbd.plugin.v1.AddDeviceRequest.settings:type_name -> rnbd.plugin.v1.AddDeviceRequest.SettingsEntry
+	19, // 11: rnbd.plugin.v1.ResizeDeviceRequest.limits:type_name -> rnbd.plugin.v1.Limits
+	41, // 12: rnbd.plugin.v1.SetTLSRequest.rules:type_name -> rnbd.plugin.v1.UserRule
+	45, // 13: rnbd.plugin.v1.TakeUsersResponse.events:type_name -> rnbd.plugin.v1.UserEvent
+	57, // 14: rnbd.plugin.v1.StatsResponse.devices:type_name -> rnbd.plugin.v1.DeviceLatency
+	58, // 15: rnbd.plugin.v1.DeviceLatency.ops:type_name -> rnbd.plugin.v1.OpLatency
+	59, // 16: rnbd.plugin.v1.OpLatency.buckets:type_name -> rnbd.plugin.v1.LatencyBucket
+	5,  // 17: rnbd.plugin.v1.Plugin.Describe:input_type -> rnbd.plugin.v1.DescribeRequest
+	7,  // 18: rnbd.plugin.v1.Plugin.Configure:input_type -> rnbd.plugin.v1.ConfigureRequest
+	9,  // 19: rnbd.plugin.v1.Plugin.AttachQueue:input_type -> rnbd.plugin.v1.AttachQueueRequest
+	11, // 20: rnbd.plugin.v1.Plugin.AttachArena:input_type -> rnbd.plugin.v1.AttachArenaRequest
+	13, // 21: rnbd.plugin.v1.Plugin.DetachArena:input_type -> rnbd.plugin.v1.DetachArenaRequest
+	15, // 22: rnbd.plugin.v1.Plugin.Drain:input_type -> rnbd.plugin.v1.DrainRequest
+	17, // 23: rnbd.plugin.v1.Plugin.Detach:input_type -> rnbd.plugin.v1.DetachRequest
+	55, // 24: rnbd.plugin.v1.Plugin.Stats:input_type -> rnbd.plugin.v1.StatsRequest
+	60, // 25: rnbd.plugin.v1.Plugin.SetLog:input_type -> rnbd.plugin.v1.SetLogRequest
+	20, // 26: rnbd.plugin.v1.Storage.OpenDisk:input_type -> rnbd.plugin.v1.OpenDiskRequest
+	22, // 27: rnbd.plugin.v1.Storage.CloseDisk:input_type -> rnbd.plugin.v1.CloseDiskRequest
+	24, // 28: rnbd.plugin.v1.Storage.ResizeDisk:input_type -> rnbd.plugin.v1.ResizeDiskRequest
+	29, // 29: rnbd.plugin.v1.Storage.Extents:input_type -> rnbd.plugin.v1.ExtentsRequest
+	26, // 30: rnbd.plugin.v1.Storage.ListNames:input_type -> rnbd.plugin.v1.ListNamesRequest
+	32, // 31: rnbd.plugin.v1.Frontend.AddDevice:input_type -> rnbd.plugin.v1.AddDeviceRequest
+	34, // 32: rnbd.plugin.v1.Frontend.RemoveDevice:input_type -> rnbd.plugin.v1.RemoveDeviceRequest
+	36, // 33: rnbd.plugin.v1.Frontend.ResizeDevice:input_type -> rnbd.plugin.v1.ResizeDeviceRequest
+	38, // 34: rnbd.plugin.v1.Frontend.AddListener:input_type -> rnbd.plugin.v1.AddListenerRequest
+	40, // 35: rnbd.plugin.v1.Frontend.SetTLS:input_type -> rnbd.plugin.v1.SetTLSRequest
+	46, // 36: rnbd.plugin.v1.Frontend.DeviceStatus:input_type -> rnbd.plugin.v1.DeviceStatusRequest
+	49, // 37: rnbd.plugin.v1.Frontend.ReleaseConnections:input_type -> rnbd.plugin.v1.ReleaseConnectionsRequest
+	51, // 38: rnbd.plugin.v1.Frontend.AdoptConnections:input_type -> rnbd.plugin.v1.AdoptConnectionsRequest
+	53, // 39: rnbd.plugin.v1.Frontend.ServeConnections:input_type -> rnbd.plugin.v1.ServeConnectionsRequest
+	43, // 40: rnbd.plugin.v1.Frontend.TakeUsers:input_type -> rnbd.plugin.v1.TakeUsersRequest
+	6,  // 41: rnbd.plugin.v1.Plugin.Describe:output_type -> rnbd.plugin.v1.DescribeResponse
+	8,  // 42: rnbd.plugin.v1.Plugin.Configure:output_type -> rnbd.plugin.v1.ConfigureResponse
+	10, // 43: rnbd.plugin.v1.Plugin.AttachQueue:output_type -> rnbd.plugin.v1.AttachQueueResponse
+	12, // 44: rnbd.plugin.v1.Plugin.AttachArena:output_type -> rnbd.plugin.v1.AttachArenaResponse
+	14, // 45: rnbd.plugin.v1.Plugin.DetachArena:output_type -> rnbd.plugin.v1.DetachArenaResponse
+	16, // 46: rnbd.plugin.v1.Plugin.Drain:output_type -> rnbd.plugin.v1.DrainResponse
+	18, // 47: rnbd.plugin.v1.Plugin.Detach:output_type -> rnbd.plugin.v1.DetachResponse
+	56, // 48: rnbd.plugin.v1.Plugin.Stats:output_type -> rnbd.plugin.v1.StatsResponse
+	61, // 49: rnbd.plugin.v1.Plugin.SetLog:output_type -> rnbd.plugin.v1.SetLogResponse
+	21, // 50: rnbd.plugin.v1.Storage.OpenDisk:output_type -> rnbd.plugin.v1.OpenDiskResponse
+	23, // 51: rnbd.plugin.v1.Storage.CloseDisk:output_type -> rnbd.plugin.v1.CloseDiskResponse
+	25, // 52: rnbd.plugin.v1.Storage.ResizeDisk:output_type -> rnbd.plugin.v1.ResizeDiskResponse
+	30, // 53: rnbd.plugin.v1.Storage.Extents:output_type -> rnbd.plugin.v1.ExtentsResponse
+	27, // 54: rnbd.plugin.v1.Storage.ListNames:output_type -> rnbd.plugin.v1.ListNamesResponse
+	33, // 55: rnbd.plugin.v1.Frontend.AddDevice:output_type -> rnbd.plugin.v1.AddDeviceResponse
+	35, // 56: rnbd.plugin.v1.Frontend.RemoveDevice:output_type -> rnbd.plugin.v1.RemoveDeviceResponse
+	37, // 57: rnbd.plugin.v1.Frontend.ResizeDevice:output_type -> rnbd.plugin.v1.ResizeDeviceResponse
+	39, // 58: rnbd.plugin.v1.Frontend.AddListener:output_type -> rnbd.plugin.v1.AddListenerResponse
+	42, // 59: rnbd.plugin.v1.Frontend.SetTLS:output_type -> rnbd.plugin.v1.SetTLSResponse
+	47, // 60: rnbd.plugin.v1.Frontend.DeviceStatus:output_type -> rnbd.plugin.v1.DeviceStatusResponse
+	50, // 61: rnbd.plugin.v1.Frontend.ReleaseConnections:output_type -> rnbd.plugin.v1.ReleaseConnectionsResponse
+	52, // 62: rnbd.plugin.v1.Frontend.AdoptConnections:output_type -> rnbd.plugin.v1.AdoptConnectionsResponse
+	54, // 63: rnbd.plugin.v1.Frontend.ServeConnections:output_type -> rnbd.plugin.v1.ServeConnectionsResponse
+	44, // 64: rnbd.plugin.v1.Frontend.TakeUsers:output_type -> rnbd.plugin.v1.TakeUsersResponse
+	41, // [41:65] is the sub-list for method output_type
+	17, // [17:41] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_plugin_proto_init() }
@@ -3479,7 +3644,7 @@ func file_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugin_proto_rawDesc), len(file_plugin_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   58,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

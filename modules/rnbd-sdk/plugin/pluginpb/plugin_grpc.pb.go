@@ -459,6 +459,7 @@ const (
 	Storage_CloseDisk_FullMethodName  = "/rnbd.plugin.v1.Storage/CloseDisk"
 	Storage_ResizeDisk_FullMethodName = "/rnbd.plugin.v1.Storage/ResizeDisk"
 	Storage_Extents_FullMethodName    = "/rnbd.plugin.v1.Storage/Extents"
+	Storage_ListNames_FullMethodName  = "/rnbd.plugin.v1.Storage/ListNames"
 )
 
 // StorageClient is the client API for Storage service.
@@ -476,6 +477,9 @@ type StorageClient interface {
 	// Extents lists what of a range holds data. One of a disk runs at a time,
 	// another one gets EBUSY. Optional: a host takes UNIMPLEMENTED as EOPNOTSUPP.
 	Extents(ctx context.Context, in *ExtentsRequest, opts ...grpc.CallOption) (*ExtentsResponse, error)
+	// ListNames lists names that OpenDisk takes. Only a plugin of opaque names that
+	// announces it by Info.lists_names is asked.
+	ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (*ListNamesResponse, error)
 }
 
 type storageClient struct {
@@ -526,6 +530,16 @@ func (c *storageClient) Extents(ctx context.Context, in *ExtentsRequest, opts ..
 	return out, nil
 }
 
+func (c *storageClient) ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (*ListNamesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListNamesResponse)
+	err := c.cc.Invoke(ctx, Storage_ListNames_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // StorageServer is the server API for Storage service.
 // All implementations must embed UnimplementedStorageServer
 // for forward compatibility.
@@ -541,6 +555,9 @@ type StorageServer interface {
 	// Extents lists what of a range holds data. One of a disk runs at a time,
 	// another one gets EBUSY. Optional: a host takes UNIMPLEMENTED as EOPNOTSUPP.
 	Extents(context.Context, *ExtentsRequest) (*ExtentsResponse, error)
+	// ListNames lists names that OpenDisk takes. Only a plugin of opaque names that
+	// announces it by Info.lists_names is asked.
+	ListNames(context.Context, *ListNamesRequest) (*ListNamesResponse, error)
 	mustEmbedUnimplementedStorageServer()
 }
 
@@ -562,6 +579,9 @@ func (UnimplementedStorageServer) ResizeDisk(context.Context, *ResizeDiskRequest
 }
 func (UnimplementedStorageServer) Extents(context.Context, *ExtentsRequest) (*ExtentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Extents not implemented")
+}
+func (UnimplementedStorageServer) ListNames(context.Context, *ListNamesRequest) (*ListNamesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListNames not implemented")
 }
 func (UnimplementedStorageServer) mustEmbedUnimplementedStorageServer() {}
 func (UnimplementedStorageServer) testEmbeddedByValue()                 {}
@@ -656,6 +676,24 @@ func _Storage_Extents_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Storage_ListNames_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListNamesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServer).ListNames(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Storage_ListNames_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServer).ListNames(ctx, req.(*ListNamesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Storage_ServiceDesc is the grpc.ServiceDesc for Storage service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -678,6 +716,10 @@ var Storage_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Extents",
 			Handler:    _Storage_Extents_Handler,
+		},
+		{
+			MethodName: "ListNames",
+			Handler:    _Storage_ListNames_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

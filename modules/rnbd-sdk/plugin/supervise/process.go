@@ -41,6 +41,7 @@ type Disks interface {
 	CloseDisk(ctx context.Context, device uint32) error
 	ResizeDisk(ctx context.Context, device uint32) (blk.Limits, error)
 	Extents(ctx context.Context, device uint32, off, n uint64) ([]extents.Extent, error)
+	ListNames(ctx context.Context, most int) ([]plugin.ListedName, error)
 }
 
 // Devices are the calls of a front end.
