@@ -16,16 +16,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// shared reports whether others may write, or may have written since.
-func (sh *sharing) shared(d *Device) bool { return sh.news != d.newsShared.Load() }
+// isShared reports whether others may write, or may have written since.
+func (sh *writerNotice) isShared(d *Device) bool { return sh.writerEvents != d.writerEvents.Load() }
 
-// number builds the message of a numbered write in s.msg. It runs on the pump.
-func (s *source) number(r *request) []byte {
+// numberWrite builds the message of a numbered write in s.msg. It runs on the pump.
+func (s *ringSource) numberWrite(r *request) []byte {
 	if r.number == 0 {
 		s.pump.number = max(s.pump.number+1, 1)
 		r.number = s.pump.number
 		if r.sent == 0 {
-			r.sharing = r.dev.sharing.Load()
+			r.writerNotice = r.dev.writerNotice.Load()
 		}
 	}
 	if r.sent == 0 {
@@ -33,8 +33,8 @@ func (s *source) number(r *request) []byte {
 		return s.msg[:rnbdwire.IOOnceSize]
 	}
 	again := rnbdwire.AgainFields{Shared: r.dev.mode == blk.Migration} // if the server has not answered
-	if sh := r.sharing; sh != nil {
-		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.shared(r.dev)}
+	if sh := r.writerNotice; sh != nil {
+		again = rnbdwire.AgainFields{Since: sh.mark, Shared: sh.isShared(r.dev)}
 	}
 	rnbdwire.PutIOAgain(s.msg[:], r.number, again)
 	return s.msg[:]
@@ -81,41 +81,41 @@ func (s *session) askWriters(ctx context.Context, id uint32) (f rnbdwire.WriterR
 	return rsp.Fields(), nil
 }
 
-// askSharing asks the server whether others may write to the device opened as
+// askWriters asks the server whether others may write to the device opened as
 // id, and stores the answer. It does nothing for a device that is open
 // read-only, or a server without the extension.
-func (d *Device) askSharing(ctx context.Context, epoch uint64, id uint32) error {
+func (d *Device) askWriters(ctx context.Context, epoch uint64, id uint32) error {
 	if d.mode == blk.ReadOnly || d.session.features.Load()&rnbdwire.FeatureOnce == 0 {
-		d.sharing.Store(nil)
+		d.writerNotice.Store(nil)
 		return nil
 	}
-	news := d.newsShared.Load()
+	news := d.writerEvents.Load()
 	f, err := d.session.askWriters(ctx, id)
 	if err != nil {
 		return fmt.Errorf("open %q: %w", d.path, err)
 	}
 	if f.Shared {
-		d.newsShared.Add(1)
+		d.writerEvents.Add(1)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if epoch != d.session.epoch() {
+	if epoch != d.session.currentEpoch() {
 		return fmt.Errorf("open %q: %w", d.path, errVoid)
 	}
-	d.sharing.Store(&sharing{f.Mark, news})
+	d.writerNotice.Store(&writerNotice{f.Mark, news})
 	if f.Shared {
 		d.askAgain(epoch)
 	}
 	return nil
 }
 
-// onShared handles the news that others may write from now on.
+// onShared handles the event that others may write from now on.
 func (d *Device) onShared() {
-	d.newsShared.Add(1)
+	d.writerEvents.Add(1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sharing.Load() != nil {
-		d.askAgain(d.session.epoch())
+	if d.writerNotice.Load() != nil {
+		d.askAgain(d.session.currentEpoch())
 	}
 }
 
@@ -127,21 +127,21 @@ func (d *Device) askAgain(epoch uint64) {
 	}
 	d.asking = true
 	go func() {
-		for d.asks(epoch) && d.session.pause(askInterval) {
+		for d.mayAsk(epoch) && d.session.pauseFor(askInterval) {
 			ctx, cancel := context.WithTimeout(context.Background(), d.client.cfg.MapTimeout)
-			if d.asks(epoch) {
-				_ = d.askSharing(ctx, epoch, d.id.Load()) // the earlier answer stays true
+			if d.mayAsk(epoch) {
+				_ = d.askWriters(ctx, epoch, d.id.Load()) // the earlier answer stays true
 			}
 			cancel()
 		}
 	}()
 }
 
-// asks reports whether askAgain is to go on. If not, it has ended.
-func (d *Device) asks(epoch uint64) bool {
+// mayAsk reports whether askAgain is to go on. If not, it has ended.
+func (d *Device) mayAsk(epoch uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	sh := d.sharing.Load()
-	d.asking = (d.state == Open || d.state == Init) && epoch == d.session.epoch() && sh != nil && sh.shared(d)
+	sh := d.writerNotice.Load()
+	d.asking = (d.state == Open || d.state == Init) && epoch == d.session.currentEpoch() && sh != nil && sh.isShared(d)
 	return d.asking
 }

@@ -150,8 +150,8 @@ func TestE027_ServerIsAskedAgainWhileOthersMayWrite(t *testing.T) {
 	eventually(t, "it is asked again", func() bool { return s.count("writer") > 2 })
 	s.set(func() { s.shared, s.mark.Time = false, 200 })
 	eventually(t, "the answer is taken over", func() bool {
-		sh := d.sharing.Load()
-		return sh.mark.Time == 200 && !sh.shared(d)
+		sh := d.writerNotice.Load()
+		return sh.mark.Time == 200 && !sh.isShared(d)
 	})
 	n := s.count("writer")
 	time.Sleep(askInterval + askInterval/2)

@@ -18,79 +18,79 @@ import (
 
 // onDone handles RTRS's answer to the request of tag.
 func (p *pumpShare) onDone(tag uint64, errno int) {
-	s, i := p.at(tag)
+	s, i := p.locateTag(tag)
 	r := &s.reqs[i]
 	r.held = false
-	r.dev.session.lanes[p.index].ended(&r.dev.shares[p.index])
+	r.dev.session.lanes[p.index].onEnded(&r.dev.shares[p.index])
 	switch {
 	case errno == rtrs.Lost:
-		s.lost(i)
+		s.onPathLost(i)
 	case errno == int(blk.ENOTCONN):
-		s.deny(i)
+		s.onDenied(i)
 	case errno == int(blk.EREMCHG) && r.number != 0:
-		s.refuse(i)
+		s.onRefused(i)
 	default:
-		if durable(&r.sqe) {
+		if promisesDurability(&r.sqe) {
 			r.dev.noteFlush(r, blk.Errno(errno), s.orphaned, s.pump.pump.Now())
 		}
 		s.finish(i, blk.Errno(errno), watchdog.Server)
 	}
 }
 
-// deny handles a request of a device that the server does not know. The server
+// onDenied handles a request of a device that the server does not know. The server
 // has done nothing. The device is opened again; until then loss decides about
 // the request.
-func (s *source) deny(i uint32) {
+func (s *ringSource) onDenied(i uint32) {
 	r := &s.reqs[i]
 	d := r.dev
 	shut := gateWait
-	if !d.waits() {
+	if !d.waitsForPath() {
 		shut = gateFail
 	}
 	if r.id == d.id.Load() && d.gate.CompareAndSwap(gateOpen, shut) {
 		s.pump.client.gates.Add(1)
 		d.denied.Store(true)
-		d.session.poke()
+		d.session.wakeRun()
 	}
-	s.lost(i)
+	s.onPathLost(i)
 }
 
-// refuse ends a write that may have been carried out and must not be repeated.
+// onRefused ends a write that may have been carried out and must not be repeated.
 // It runs on the pump.
-func (s *source) refuse(i uint32) {
+func (s *ringSource) onRefused(i uint32) {
 	d := s.reqs[i].dev
 	d.refused.Add(1)
-	d.session.poke()
+	d.session.wakeRun()
 	s.finish(i, blk.EIO, watchdog.Server)
 }
 
-// lost handles a request that has no path left.
-func (s *source) lost(i uint32) {
+// onPathLost handles a request that has no path left.
+func (s *ringSource) onPathLost(i uint32) {
 	r := &s.reqs[i]
 	d, now := r.dev, s.pump.pump.Now()
 	if r.lost == 0 {
 		r.lost = now
 	}
-	if !d.waits() || d.gate.Load() == gateFail || s.orphaned || d.loss.isOver(now-r.lost) {
+	if !d.waitsForPath() || d.gate.Load() == gateFail || s.orphaned || d.loss.isOver(now-r.lost) {
 		s.finish(i, blk.EIO, watchdog.Wire)
 		return
 	}
-	d.session.lanes[s.pump.index].waitAgain(d, s.tag(i))
+	d.session.lanes[s.pump.index].waitAgain(d, s.requestTag(i))
 }
 
 // finish answers request i and frees it. at is the stage of a failure.
-func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
+func (s *ringSource) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	r := &s.reqs[i]
 	share := &r.dev.shares[s.pump.index]
 	if errno == blk.OK {
-		share.count(r)
+		share.countDone(r)
 	} else {
 		s.noteFailed(r.dev, &r.sqe, at, errno)
 	}
 	if r.sent != 0 {
 		r.dev.latency[s.pump.index].wire.Record(r.sqe.Op, s.pump.pump.Now()-r.sent)
 	}
-	s.answer(r.sqe.Tag, errno)
+	s.pushAnswer(r.sqe.Tag, errno)
 	d := r.dev
 	r.dev = nil
 	s.free = append(s.free, i)
@@ -102,8 +102,8 @@ func (s *source) finish(i uint32, errno blk.Errno, at watchdog.Stage) {
 	}
 }
 
-// count counts a request that has succeeded.
-func (s *share) count(r *request) {
+// countDone counts a request that has succeeded.
+func (s *deviceShare) countDone(r *request) {
 	e := &r.sqe
 	switch e.Op {
 	case blk.Read:
@@ -113,7 +113,7 @@ func (s *share) count(r *request) {
 	case blk.Flush:
 		s.noteFlushed(r.covers)
 	}
-	if cached(e) {
+	if mayBeCached(e) {
 		s.cached.Add(1)
 	}
 }
@@ -128,7 +128,7 @@ func (r *request) failedAt() watchdog.Stage {
 
 // noteFailed counts a request that fails, and passes it on to the log. Answers
 // to an orphan are dropped, and are not counted.
-func (s *source) noteFailed(d *Device, e *shm.SQE, at watchdog.Stage, errno blk.Errno) {
+func (s *ringSource) noteFailed(d *Device, e *shm.SQE, at watchdog.Stage, errno blk.Errno) {
 	if s.orphaned {
 		return
 	}
@@ -136,7 +136,7 @@ func (s *source) noteFailed(d *Device, e *shm.SQE, at watchdog.Stage, errno blk.
 	s.pump.failed.Add(watchdog.Failure[*Device]{Device: d, Op: e.Op, Stage: at, Errno: errno, Len: e.Len, Offset: e.Offset})
 }
 
-func (s *source) answer(tag uint64, errno blk.Errno) {
+func (s *ringSource) pushAnswer(tag uint64, errno blk.Errno) {
 	if s.orphaned {
 		return
 	}
@@ -147,9 +147,9 @@ func (s *source) answer(tag uint64, errno blk.Errno) {
 
 // onOrphanDone is called by the pump when a request of an orphan has ended: its
 // device may be shown again.
-func (s *source) onOrphanDone(d *Device) {
+func (s *ringSource) onOrphanDone(d *Device) {
 	if a := d.att.Load(); a != nil {
-		a.poke()
+		a.wakeWorker()
 	}
 	if s.inflight == 0 && s.ended != nil {
 		close(s.ended)

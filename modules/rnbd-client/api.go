@@ -50,12 +50,12 @@ func (a *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
 		})
 	}
-	info.Conditions = a.c.conditions(info.Plugins)
+	info.Conditions = a.c.listConditions(info.Plugins)
 	return info, nil
 }
 
-// conditions lists what needs attention now.
-func (c *Client) conditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
+// listConditions lists what needs attention now.
+func (c *Client) listConditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
 	var out control.Conditions
 	out.AddPlugins(plugins)
 	out.AddSessions(c.describeSessions())
@@ -66,7 +66,7 @@ func (c *Client) conditions(plugins []*controlpb.Plugin) []*controlpb.Condition 
 		if state == Closed {
 			out.Add(control.DeviceClosed, d.name, strings.TrimSuffix(state.String()+": "+why, ": "))
 		}
-		out.AddRequests(d.name, control.HungRequests(c.hung(d)), c.lastFailure(d))
+		out.AddRequests(d.name, control.HungRequests(c.hungRequests(d)), c.lastFailure(d))
 	}
 	for _, d := range c.describeWaiting() {
 		out.Add(control.DeviceClosed, d.Name, strings.TrimSuffix(d.State+": "+d.LastError, ": "))
@@ -217,7 +217,7 @@ const (
 // describeNow asks the front end for the users of d.
 func (d *Device) describeNow(ctx context.Context) *controlpb.ClientDevice {
 	if fe := d.fe.Load(); fe != nil {
-		return d.describe(fe.status(ctx, d))
+		return d.describe(fe.deviceStatus(ctx, d))
 	}
 	return d.describe(plugin.DeviceStatus{})
 }
@@ -227,7 +227,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 	l := d.Limits()
 	out := &controlpb.ClientDevice{
 		Name: d.name, Index: d.index, Path: d.path, Session: d.session.name, AccessMode: d.mode.String(),
-		Frontend: "none", Loss: d.loss.String(), DeviceId: d.id.Load(), Inflight: uint64(d.inflight()),
+		Frontend: "none", Loss: d.loss.String(), DeviceId: d.id.Load(), Inflight: uint64(d.inFlight()),
 		Options: d.options,
 		Limits:  control.Limits(&l),
 	}
@@ -240,7 +240,7 @@ func (d *Device) describe(st plugin.DeviceStatus) *controlpb.ClientDevice {
 		out.Frontend = frontendAsAsked(fe.cfg.Name, st.Location)
 	}
 	failed := d.failedRequests()
-	out.FailedRequests, out.Hung = failed.Sum(), control.HungRequests(d.client.hung(d))
+	out.FailedRequests, out.Hung = failed.Sum(), control.HungRequests(d.client.hungRequests(d))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out.State, out.LastError = d.state.String(), d.lastError
@@ -312,7 +312,7 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	}
 	out.HcaPort = uint32(p.Port)
 	out.Security = securityOf(p.Security)
-	out.Name = addresses(p)
+	out.Name = pathText(p)
 	if p.Src.IsValid() {
 		out.Src = verbs.AddrString(p.Src)
 	}
@@ -322,7 +322,7 @@ func (s *session) describePath(p rtrs.PathInfo) *controlpb.Path {
 	return out
 }
 
-func (a *controlAPI) session(name string) (*session, error) {
+func (a *controlAPI) findSession(name string) (*session, error) {
 	a.c.mu.Lock()
 	defer a.c.mu.Unlock()
 	if s := a.c.sessions[name]; s != nil {
@@ -332,23 +332,23 @@ func (a *controlAPI) session(name string) (*session, error) {
 }
 
 func (a *controlAPI) AddPath(ctx context.Context, r *controlpb.AddPathRequest) (*controlpb.Path, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := a.c.addresses(ctx, []string{r.Path})
+	addrs, err := a.c.pathAddresses(ctx, []string{r.Path})
 	if err != nil {
 		return nil, err
 	}
 	id, err := s.addPath(ctx, r.Path, addrs[0])
 	if err != nil {
-		return nil, refused(addrs, err)
+		return nil, withPathHint(addrs, err)
 	}
 	return s.pathNumbered(id), nil
 }
 
 func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Empty, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -356,7 +356,7 @@ func (a *controlAPI) RemovePath(ctx context.Context, r *controlpb.PathRequest) (
 }
 
 func (a *controlAPI) ReaddPath(ctx context.Context, r *controlpb.PathRequest) (*controlpb.Path, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -386,7 +386,7 @@ func (a *controlAPI) ReconnectPath(ctx context.Context, r *controlpb.PathRequest
 }
 
 func (a *controlAPI) onPath(r *controlpb.PathRequest, do func(*rtrs.Session) error) (*controlpb.Empty, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -394,7 +394,7 @@ func (a *controlAPI) onPath(r *controlpb.PathRequest, do func(*rtrs.Session) err
 }
 
 func (a *controlAPI) SetPolicy(_ context.Context, r *controlpb.SetPolicyRequest) (*controlpb.Empty, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -402,7 +402,7 @@ func (a *controlAPI) SetPolicy(_ context.Context, r *controlpb.SetPolicyRequest)
 }
 
 func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.SetMaxReconnectAttemptsRequest) (*controlpb.Empty, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -411,16 +411,16 @@ func (a *controlAPI) SetMaxReconnectAttempts(_ context.Context, r *controlpb.Set
 
 // LogLevels returns the log levels of the daemon's subsystems.
 func (a *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	return a.c.logs().Levels()
+	return a.c.logControl().Levels()
 }
 
 // SetLogLevels changes log levels. It changes all that are named or none.
 func (a *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	return a.c.logs().Set(ctx, r.Levels)
+	return a.c.logControl().Set(ctx, r.Levels)
 }
 
-// logs controls the log levels of the daemon and its plugins.
-func (c *Client) logs() control.LogControl {
+// logControl controls the log levels of the daemon and its plugins.
+func (c *Client) logControl() control.LogControl {
 	return control.LogControl{Logs: c.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
 		var told sync.WaitGroup
 		for _, f := range c.frontends {

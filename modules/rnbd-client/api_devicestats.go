@@ -16,7 +16,7 @@ func (a *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest
 		func(d *Device) [2]string { return [2]string{d.name, d.path} },
 		func(d *Device) *controlpb.DeviceStats {
 			return &controlpb.DeviceStats{Stages: d.stageStats(ctx, asked),
-				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(a.c.hung(d))}
+				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(a.c.hungRequests(d))}
 		})
 }
 
@@ -31,7 +31,7 @@ func (d *Device) stageStats(ctx context.Context, asked map[*frontend]map[uint32]
 	var out []*controlpb.StageStats
 	if fe := d.fe.Load(); fe != nil {
 		if _, ok := asked[fe]; !ok {
-			asked[fe] = fe.stats(ctx)
+			asked[fe] = fe.deviceStats(ctx)
 		}
 		if front := asked[fe][d.index]; front != nil {
 			out = control.StageStats("frontend", front)

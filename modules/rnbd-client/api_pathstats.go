@@ -10,7 +10,7 @@ import (
 // PathStats and ResetPathStats serve the statistics of the stats folder that
 // a path of the kernel's client has.
 func (a *controlAPI) PathStats(_ context.Context, r *controlpb.PathRequest) (*controlpb.PathStatsReply, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -22,7 +22,7 @@ func (a *controlAPI) PathStats(_ context.Context, r *controlpb.PathRequest) (*co
 }
 
 func (a *controlAPI) ResetPathStats(_ context.Context, r *controlpb.ResetPathStatsRequest) (*controlpb.Empty, error) {
-	s, err := a.session(r.Session)
+	s, err := a.findSession(r.Session)
 	if err != nil {
 		return nil, err
 	}

@@ -43,8 +43,8 @@ func (f *frontend) makeAttachment(spec plugin.DeviceSpec) *attachment {
 	}
 }
 
-// move changes the state. Only the worker calls it, with mu held.
-func (a *attachment) move(to attState) {
+// setState changes the state. Only the worker calls it, with mu held.
+func (a *attachment) setState(to attState) {
 	if !slices.Contains(attMoves[a.state], to) {
 		panic(fmt.Sprintf("attachment %d of front end %s: no way from %s to %s", a.index, a.fe.cfg.Name, a.state, to))
 	}
@@ -53,17 +53,17 @@ func (a *attachment) move(to attState) {
 	a.changed = make(chan struct{})
 }
 
-// poke wakes the worker. It may be called on a thread of the data path.
-func (a *attachment) poke() {
+// wakeWorker wakes the worker. It may be called on a thread of the data path.
+func (a *attachment) wakeWorker() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
 	}
 }
 
-// await waits until is returns true. It returns false if ctx ends before. is
+// awaitState waits until is returns true. It returns false if ctx ends before. is
 // is called with mu held.
-func (a *attachment) await(ctx context.Context, is func() bool) bool {
+func (a *attachment) awaitState(ctx context.Context, is func() bool) bool {
 	for {
 		a.mu.Lock()
 		ok, changed := is(), a.changed
@@ -79,8 +79,8 @@ func (a *attachment) await(ctx context.Context, is func() bool) bool {
 	}
 }
 
-// ends reports whether the worker has nothing left to do.
-func (a *attachment) ends() bool {
+// mayEnd reports whether the worker has nothing left to do.
+func (a *attachment) mayEnd() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state == gone
@@ -107,41 +107,41 @@ func (a *attachment) awaitGone(ctx context.Context) bool {
 	}
 }
 
-// busy reports whether requests of the device are under way. They own its
+// hasRequests reports whether requests of the device are under way. They own its
 // slots. The caller holds mu.
-func (a *attachment) busy() bool { return a.dev != nil && a.dev.inflight() > 0 }
+func (a *attachment) hasRequests() bool { return a.dev != nil && a.dev.inFlight() > 0 }
 
-// left reports whether the kernel may have a disk of it without a process. The daemon
+// leftInKernel reports whether the kernel may have a disk of it without a process. The daemon
 // itself removes loop devices. The caller holds mu.
-func (a *attachment) left() bool {
+func (a *attachment) leftInKernel() bool {
 	return a.node && (isNode(a.spec.Location) || a.spec.Location == plugin.LocationUnknown)
 }
 
-// all returns the attachments.
-func (f *frontend) all() []*attachment {
+// allAttachments returns the attachments.
+func (f *frontend) allAttachments() []*attachment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Values(f.attachments))
 }
 
 func (f *frontend) pokeAll() {
-	for _, a := range f.all() {
-		a.poke()
+	for _, a := range f.allAttachments() {
+		a.wakeWorker()
 	}
 }
 
 // setWant changes the aim if it is still wantShown. It cancels the call under
 // way.
-func (a *attachment) setWant(w want) {
+func (a *attachment) setWant(w attachmentAim) {
 	a.mu.Lock()
 	if a.want == wantShown {
 		a.want = w
 	}
-	if a.give != nil {
-		a.give()
+	if a.cancelCall != nil {
+		a.cancelCall()
 	}
 	a.mu.Unlock()
-	a.poke()
+	a.wakeWorker()
 }
 
 // giveUp handles the failure of a first try. A new disk is removed again. A
@@ -164,12 +164,12 @@ func (a *attachment) endFirst(err error) {
 	}
 }
 
-// leaveHost ends the use of the current process. The caller holds mu.
-func (a *attachment) leaveHost() {
+// leaveProcess ends the use of the current process. The caller holds mu.
+func (a *attachment) leaveProcess() {
 	if a.dev != nil {
-		a.dev.host.CompareAndSwap(a.host, nil)
+		a.dev.host.CompareAndSwap(a.process, nil)
 	}
-	a.host = nil
+	a.process = nil
 	if a.ask != nil {
 		a.ask.answer <- a.missedLocked()
 		a.ask = nil
@@ -182,15 +182,15 @@ func (a *attachment) missedLocked() error {
 	return fmt.Errorf("front end %s has died, and its next process has not got %s back yet; wait for that, or force it: %w", a.fe.cfg.Name, a.spec.Name, syscall.EBUSY)
 }
 
-// later sets the time of the next try. Pauses grow from one try to the next.
+// scheduleTry sets the time of the next try. Pauses grow from one try to the next.
 // The caller holds mu.
-func (a *attachment) later(first time.Duration) {
+func (a *attachment) scheduleTry(first time.Duration) {
 	a.pause = min(max(2*a.pause, first), mostPause)
 	a.due = time.Now().Add(a.pause)
 }
 
 // callContext ends with h, with the front end, and with also. also may be nil.
-func (a *attachment) callContext(h *host, also context.Context) (context.Context, context.CancelFunc) {
+func (a *attachment) callContext(h *frontendProcess, also context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(h.Context())
 	stops := []func() bool{context.AfterFunc(a.fe.life, cancel)}
 	if also != nil {

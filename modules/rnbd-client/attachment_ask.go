@@ -23,8 +23,8 @@ func (a *attachment) isShown(first *firstTry) error {
 		return first.err
 	}
 	a.giveUp(first)
-	a.poke()
-	if !a.fe.alive() {
+	a.wakeWorker()
+	if !a.fe.hasProcess() {
 		return fmt.Errorf("%v; no process of it runs yet: %w", a.fe.notThere(), context.Cause(first.ctx))
 	}
 	return fmt.Errorf("front end %s: device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(first.ctx))
@@ -47,15 +47,15 @@ func (a *attachment) awaitEnd(ctx context.Context, first *firstTry) {
 	a.awaitGone(ctx)
 }
 
-// dismiss removes the device. It fails with EBUSY if the device is in use. It
+// removeUnused removes the device. It fails with EBUSY if the device is in use. It
 // also fails with EBUSY if no process serves the device, because then its users
 // are not known.
-func (a *attachment) dismiss(ctx context.Context) error {
-	ask := &dismissal{ctx: ctx, answer: make(chan error, 1)}
-	if err := a.accept(ask); err != nil || a.isGone() {
+func (a *attachment) removeUnused(ctx context.Context) error {
+	ask := &removeCall{ctx: ctx, answer: make(chan error, 1)}
+	if err := a.acceptDismissal(ask); err != nil || a.isGone() {
 		return err
 	}
-	a.poke()
+	a.wakeWorker()
 	select {
 	case err := <-ask.answer:
 		return err
@@ -63,15 +63,15 @@ func (a *attachment) dismiss(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
-	if a.ends() {
+	if a.mayEnd() {
 		<-a.done
 		return nil
 	}
 	return fmt.Errorf("front end %s: remove device %s: %w", a.fe.cfg.Name, a.spec.Name, context.Cause(ctx))
 }
 
-func (a *attachment) accept(ask *dismissal) error {
-	if _, err := a.fe.current(); err != nil && !a.isGone() {
+func (a *attachment) acceptDismissal(ask *removeCall) error {
+	if _, err := a.fe.requireProcess(); err != nil && !a.isGone() {
 		return err
 	}
 	a.mu.Lock()
@@ -79,23 +79,23 @@ func (a *attachment) accept(ask *dismissal) error {
 	switch {
 	case a.state == gone:
 		return nil
-	case a.ask != nil, a.state == removing && a.host.alive():
+	case a.ask != nil, a.state == removing && a.process.isAlive():
 		return fmt.Errorf("front end %s is asked to remove %s already: %w", a.fe.cfg.Name, a.spec.Name, syscall.EBUSY)
-	case a.state != shown || !a.host.alive():
+	case a.state != shown || !a.process.isAlive():
 		return a.missedLocked()
 	}
-	if a.give != nil {
-		a.give()
+	if a.cancelCall != nil {
+		a.cancelCall()
 	}
 	a.ask = ask
 	return nil
 }
 
-// evict removes the device even if it is used. It returns soon; the worker
+// forceRemove removes the device even if it is used. It returns soon; the worker
 // does the rest.
-func (a *attachment) evict(ctx context.Context) {
+func (a *attachment) forceRemove(ctx context.Context) {
 	a.setWant(wantGone)
-	if !a.fe.alive() && a.fe.client.life.Err() != nil {
+	if !a.fe.hasProcess() && a.fe.client.life.Err() != nil {
 		return // stop waits for all evicted devices together
 	}
 	ctx, cancel := context.WithTimeout(ctx, forcedClose)
@@ -112,34 +112,34 @@ func (a *attachment) evict(ctx context.Context) {
 	}
 }
 
-// release ends the device's part after its last request, when no process is
+// endAfterRequests ends the device's part after its last request, when no process is
 // being shown the device. Its memory may be freed then.
-func (a *attachment) release() {
+func (a *attachment) endAfterRequests() {
 	a.mu.Lock()
 	a.dev = nil
 	a.mu.Unlock()
 	a.setWant(wantGone)
 }
 
-// shows reports whether a process is being shown the device and so uses its
+// isShowing reports whether a process is being shown the device and so uses its
 // memory.
-func (a *attachment) shows() bool {
+func (a *attachment) isShowing() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state == attaching
 }
 
-// lingers reports whether the attachment keeps its index although its device
+// keepsIndex reports whether the attachment keeps its index although its device
 // has ended.
-func (a *attachment) lingers() bool {
+func (a *attachment) keepsIndex() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.want != wantShown && a.state != gone
 }
 
-// settled reports whether waiting for h to serve the device is pointless: h
+// settledWith reports whether waiting for h to serve the device is pointless: h
 // serves it, h has failed to once, or requests of an earlier process keep the
 // device. The caller holds mu.
-func (a *attachment) settled(h *host) bool {
-	return a.want != wantShown || a.host == h && a.tries > 0 && a.state != attaching || a.busy()
+func (a *attachment) settledWith(h *frontendProcess) bool {
+	return a.want != wantShown || a.process == h && a.tries > 0 && a.state != attaching || a.hasRequests()
 }

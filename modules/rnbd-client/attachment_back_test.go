@@ -168,7 +168,7 @@ func TestComeback_Unmapped(t *testing.T) {
 			for _, name := range x.files {
 				must(t, os.Remove(dir.file(name)))
 			}
-			eventually(t, "its place is free", func() bool { return !r.c.lingers(0) && !r.c.retires(0) })
+			eventually(t, "its place is free", func() bool { return !r.c.keepsIndex(0) && !r.c.retires(0) })
 			tries := dir.adds()
 			if knows(t.Context(), r.serving(), d) {
 				t.Error("the process has a device that is unmapped")
@@ -213,7 +213,7 @@ func TestComeback_UnmappedWhileProcessesDie(t *testing.T) {
 	}
 	eventually(t, "the device that is left is back", func() bool { return r.isBack(3) })
 	for i, d := range r.devs[:3] {
-		eventually(t, "the place is free", func() bool { return !r.c.lingers(d.index) })
+		eventually(t, "the place is free", func() bool { return !r.c.keepsIndex(d.index) })
 		if knows(t.Context(), r.serving(), d) {
 			t.Errorf("the process has device %d, which is unmapped", i)
 		}
@@ -323,9 +323,9 @@ func TestComeback_AnswerWasLost(t *testing.T) {
 	_, c, d, dir := mapShown(t)
 	a := c.frontends[0].attachmentOf(d)
 	a.mu.Lock()
-	a.move(away)
+	a.setState(away)
 	a.mu.Unlock()
-	a.poke()
+	a.wakeWorker()
 	eventually(t, "the device is back", func() bool { return !c.frontends[0].misses(d) })
 	if dir.adds() != 1 {
 		t.Errorf("shown %d times", dir.adds())

@@ -49,7 +49,7 @@ func withSetting(settings map[string]string, key, value string) map[string]strin
 // unmountFile removes the mount of the attachment unless the file is in use. Only the
 // worker calls it.
 func (a *attachment) unmountFile() error {
-	if err := a.file.unmount(false); err != nil {
+	if err := a.file.unmountFile(false); err != nil {
 		return err
 	}
 	a.file = nil

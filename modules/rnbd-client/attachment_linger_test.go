@@ -13,7 +13,7 @@ const removedByForce = "remove forced true"
 func (c *Client) isGone(t *testing.T, d *Device) bool {
 	t.Helper()
 	proc, err := c.frontends[0].process()
-	return err == nil && !c.lingers(d.index) && !knows(t.Context(), proc, d)
+	return err == nil && !c.keepsIndex(d.index) && !knows(t.Context(), proc, d)
 }
 
 // unmapByForce does it within the time that a stalled machine may take.
@@ -48,7 +48,7 @@ func TestUnmap_ForcedWhileTheFrontEndIsDead(t *testing.T) {
 	if len(c.Devices()) != 1 || slices.Contains(dir.told(), removedByForce) {
 		t.Errorf("%d devices; the front end was told %q", len(c.Devices()), dir.told())
 	}
-	if !c.lingers(d.index) {
+	if !c.keepsIndex(d.index) {
 		t.Error("the index of the disk that is left is free")
 	}
 	gate.release()
@@ -94,7 +94,7 @@ func TestUnmap_ForcedAndTheFrontEndDies(t *testing.T) {
 	_, c, d, dir := mapShown(t)
 	must(t, dir.set("hold-remove", ""))
 	c.unmapByForce(t, d)
-	if !c.lingers(d.index) {
+	if !c.keepsIndex(d.index) {
 		t.Error("the index is free, and the front end has the disk")
 	}
 	c.killFront(t)
@@ -131,7 +131,7 @@ func TestClose_WhileAFrontEndRestarts(t *testing.T) {
 		}
 	}
 	for i := range dirs {
-		if c.lingers(uint32(i)) {
+		if c.keepsIndex(uint32(i)) {
 			t.Errorf("device %d lingers", i)
 		}
 		eventually(t, "the memory is given back", func() bool { return !c.retires(uint32(i)) })
@@ -152,7 +152,7 @@ func TestClose_WhileADiskLingers(t *testing.T) {
 	if err := soon(t, "the close", async(func() error { return c.Close(t.Context()) })); err != nil {
 		t.Errorf("close: %v", err)
 	}
-	if c.lingers(d.index) {
+	if c.keepsIndex(d.index) {
 		t.Error("a front end that has ended is waited for")
 	}
 }

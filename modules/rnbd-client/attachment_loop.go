@@ -24,9 +24,9 @@ func hasLoop(dir string, settings map[string]string) bool {
 	return dir != "" && settings[settingLoop] == loopYes
 }
 
-// locate returns the location of the device for users, given that of the process. A loop
+// findLocation returns the location of the device for users, given that of the process. A loop
 // device is made if there is none. Only the worker calls it.
-func (a *attachment) locate(ctx context.Context, location string) (string, error) {
+func (a *attachment) findLocation(ctx context.Context, location string) (string, error) {
 	if a.file == nil || !a.hasLoop() {
 		return location, nil
 	}
@@ -63,7 +63,7 @@ func (a *attachment) takeFile(ctx context.Context) error {
 	}
 	err := a.unmountFile()
 	if err != nil && had { // users of the file stay, so does the disk
-		if _, lerr := a.locate(ctx, ""); lerr != nil {
+		if _, lerr := a.findLocation(ctx, ""); lerr != nil {
 			a.log.Error("loop device of a device in use is lost; unmap the device", "err", lerr)
 		}
 	}
@@ -82,7 +82,7 @@ func (a *attachment) resizeLoop(ctx context.Context, l blk.Limits) error {
 // status of the file, which the loop device has open.
 func (d *Device) statusOfLoop(st plugin.DeviceStatus) plugin.DeviceStatus {
 	node := d.Location()
-	if fe := d.fe.Load(); fe == nil || !isNode(node) || !hasLoop(fe.cfg.MountDir, d.settings()) {
+	if fe := d.fe.Load(); fe == nil || !isNode(node) || !hasLoop(fe.cfg.MountDir, d.frontendSettings()) {
 		return st
 	}
 	st.Location = node

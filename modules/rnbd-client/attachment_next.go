@@ -50,59 +50,59 @@ var attMoves = map[attState][]attState{
 	lingering: {removing, gone},
 }
 
-// want is the aim of the attachment.
-type want uint8
+// attachmentAim is the aim of the attachment.
+type attachmentAim uint8
 
 const (
-	wantShown want = iota
-	wantGone       // even if it is used; its disk is removed from the kernel
-	wantLeft       // no process serves it; its disk stays for the next mapping of it
+	wantShown attachmentAim = iota
+	wantGone                // even if it is used; its disk is removed from the kernel
+	wantLeft                // no process serves it; its disk stays for the next mapping of it
 )
 
-// situation is the input of the worker's decisions.
-type situation struct {
-	state attState
-	want  want
-	host  hostState
-	busy  bool // requests of the device are under way
-	due   bool // the pause since the last try is over
-	left  bool // the kernel may have a disk of it
-	asked bool // a dismissal waits
-	stale bool // the process knows other limits
-	spent bool // no tries to remove its disk are left
-	over  bool // the front end ends and starts no process
+// workerInput is the input of the worker's decisions.
+type workerInput struct {
+	state   attState
+	want    attachmentAim
+	process processState
+	busy    bool // requests of the device are under way
+	due     bool // the pause since the last try is over
+	left    bool // the kernel may have a disk of it
+	asked   bool // a dismissal waits
+	stale   bool // the process knows other limits
+	spent   bool // no tries to remove its disk are left
+	over    bool // the front end ends and starts no process
 }
 
-// hostState compares the front end's process with the attachment's.
-type hostState uint8
+// processState compares the front end's process with the attachment's.
+type processState uint8
 
 const (
-	noHost    hostState = iota
-	sameHost            // the process that has the device or is asked to remove it
-	otherHost           // another one
+	noProcess    processState = iota
+	sameProcess               // the process that has the device or is asked to remove it
+	otherProcess              // another one
 )
 
-// step is one action of the worker.
-type step uint8
+// workerStep is one action of the worker.
+type workerStep uint8
 
 const (
-	stepRest    step = iota
-	stepAttach       // show it to the running process
-	stepLose         // record that its process has died
-	stepRemove       // make the process remove it
-	stepDismiss      // make the process remove it unless it is used
-	stepResize       // tell the process the new limits
-	stepLinger       // wait for a process to remove its disk
-	stepClear        // make the running process remove its disk
-	stepEnd          // nothing is left, or it is to be left
+	stepRest    workerStep = iota
+	stepAttach             // show it to the running process
+	stepLose               // record that its process has died
+	stepRemove             // make the process remove it
+	stepDismiss            // make the process remove it unless it is used
+	stepResize             // tell the process the new limits
+	stepLinger             // wait for a process to remove its disk
+	stepClear              // make the running process remove its disk
+	stepEnd                // nothing is left, or it is to be left
 )
 
 var stepNames = [...]string{"rest", "attach", "lose", "remove", "dismiss", "resize", "linger", "clear", "end"}
 
-func (s step) String() string { return stepNames[s] }
+func (s workerStep) String() string { return stepNames[s] }
 
-// next returns the step that leads to the aim.
-func (s situation) next() step {
+// nextStep returns the step that leads to the aim.
+func (s workerInput) nextStep() workerStep {
 	switch s.state {
 	case absent:
 		return s.nextAbsent()
@@ -118,21 +118,21 @@ func (s situation) next() step {
 	return stepEnd
 }
 
-func (s situation) nextAbsent() step {
+func (s workerInput) nextAbsent() workerStep {
 	switch {
 	case s.want == wantGone && s.left: // a disk of the last daemon; its map did not end
 		return stepLinger
-	case s.want != wantShown, s.host == noHost && s.over:
+	case s.want != wantShown, s.process == noProcess && s.over:
 		return stepEnd
-	case s.host == noHost: // the next process is being started
+	case s.process == noProcess: // the next process is being started
 		return stepRest
 	}
 	return stepAttach
 }
 
-func (s situation) nextShown() step {
+func (s workerInput) nextShown() workerStep {
 	switch {
-	case s.host != sameHost:
+	case s.process != sameProcess:
 		return stepLose
 	case s.want != wantShown:
 		return stepRemove
@@ -144,21 +144,21 @@ func (s situation) nextShown() step {
 	return stepRest
 }
 
-func (s situation) nextAway() step {
+func (s workerInput) nextAway() workerStep {
 	switch {
 	case s.want == wantGone && s.left:
 		return stepLinger
 	case s.want != wantShown:
 		return stepEnd
-	case s.host == noHost || s.busy || !s.due:
+	case s.process == noProcess || s.busy || !s.due:
 		return stepRest
 	}
 	return stepAttach
 }
 
-func (s situation) nextRemoving() step {
+func (s workerInput) nextRemoving() workerStep {
 	switch {
-	case s.host != sameHost:
+	case s.process != sameProcess:
 		return stepLose
 	case !s.due:
 		return stepRest
@@ -166,11 +166,11 @@ func (s situation) nextRemoving() step {
 	return stepRemove
 }
 
-func (s situation) nextLingering() step {
+func (s workerInput) nextLingering() workerStep {
 	switch {
-	case s.want == wantLeft, s.spent, s.over && s.host == noHost:
+	case s.want == wantLeft, s.spent, s.over && s.process == noProcess:
 		return stepEnd
-	case s.host == noHost || !s.due:
+	case s.process == noProcess || !s.due:
 		return stepRest
 	}
 	return stepClear

@@ -15,45 +15,45 @@ import (
 func TestAttachment_NextStep(t *testing.T) {
 	for _, x := range []struct {
 		name string
-		in   situation
-		want step
+		in   workerInput
+		want workerStep
 	}{
-		{"a new device is shown", situation{state: absent, host: otherHost, due: true}, stepAttach},
-		{"a new device waits for the next process", situation{state: absent}, stepRest},
-		{"a new device without a process fails if none follows", situation{state: absent, over: true}, stepEnd},
-		{"a new device that is given up before a process runs", situation{state: absent, want: wantGone}, stepEnd},
-		{"a disk that the last daemon did not finish is taken away", situation{state: absent, want: wantGone, left: true}, stepLinger},
+		{"a new device is shown", workerInput{state: absent, process: otherProcess, due: true}, stepAttach},
+		{"a new device waits for the next process", workerInput{state: absent}, stepRest},
+		{"a new device without a process fails if none follows", workerInput{state: absent, over: true}, stepEnd},
+		{"a new device that is given up before a process runs", workerInput{state: absent, want: wantGone}, stepEnd},
+		{"a disk that the last daemon did not finish is taken away", workerInput{state: absent, want: wantGone, left: true}, stepLinger},
 
-		{"a device that is shown rests", situation{state: shown, host: sameHost, due: true}, stepRest},
-		{"its process dies", situation{state: shown, due: true}, stepLose},
-		{"another process runs already", situation{state: shown, host: otherHost, due: true}, stepLose},
-		{"it is asked to go", situation{state: shown, host: sameHost, asked: true, stale: true, due: true}, stepDismiss},
-		{"it has to go", situation{state: shown, host: sameHost, want: wantGone, asked: true, due: true}, stepRemove},
-		{"its limits have changed", situation{state: shown, host: sameHost, stale: true, due: true}, stepResize},
+		{"a device that is shown rests", workerInput{state: shown, process: sameProcess, due: true}, stepRest},
+		{"its process dies", workerInput{state: shown, due: true}, stepLose},
+		{"another process runs already", workerInput{state: shown, process: otherProcess, due: true}, stepLose},
+		{"it is asked to go", workerInput{state: shown, process: sameProcess, asked: true, stale: true, due: true}, stepDismiss},
+		{"it has to go", workerInput{state: shown, process: sameProcess, want: wantGone, asked: true, due: true}, stepRemove},
+		{"its limits have changed", workerInput{state: shown, process: sameProcess, stale: true, due: true}, stepResize},
 
-		{"a device that is away waits for a process", situation{state: away, due: true, left: true}, stepRest},
-		{"it waits for its own requests", situation{state: away, host: otherHost, busy: true, due: true}, stepRest},
-		{"it waits for its next try", situation{state: away, host: sameHost}, stepRest},
-		{"it is shown to the next process", situation{state: away, host: otherHost, due: true, left: true}, stepAttach},
-		{"it is unmapped and has a disk", situation{state: away, want: wantGone, left: true, busy: true}, stepLinger},
-		{"it is unmapped and has none", situation{state: away, want: wantGone, host: otherHost}, stepEnd},
-		{"it is left to the next daemon", situation{state: away, want: wantLeft, left: true, host: otherHost, due: true}, stepEnd},
+		{"a device that is away waits for a process", workerInput{state: away, due: true, left: true}, stepRest},
+		{"it waits for its own requests", workerInput{state: away, process: otherProcess, busy: true, due: true}, stepRest},
+		{"it waits for its next try", workerInput{state: away, process: sameProcess}, stepRest},
+		{"it is shown to the next process", workerInput{state: away, process: otherProcess, due: true, left: true}, stepAttach},
+		{"it is unmapped and has a disk", workerInput{state: away, want: wantGone, left: true, busy: true}, stepLinger},
+		{"it is unmapped and has none", workerInput{state: away, want: wantGone, process: otherProcess}, stepEnd},
+		{"it is left to the next daemon", workerInput{state: away, want: wantLeft, left: true, process: otherProcess, due: true}, stepEnd},
 
-		{"a process that does not let go is asked again", situation{state: removing, want: wantGone, host: sameHost, due: true}, stepRemove},
-		{"but not at once", situation{state: removing, want: wantGone, host: sameHost}, stepRest},
-		{"it dies", situation{state: removing, want: wantGone, left: true, due: true}, stepLose},
-		{"it dies and the next one is there", situation{state: removing, want: wantGone, host: otherHost}, stepLose},
+		{"a process that does not let go is asked again", workerInput{state: removing, want: wantGone, process: sameProcess, due: true}, stepRemove},
+		{"but not at once", workerInput{state: removing, want: wantGone, process: sameProcess}, stepRest},
+		{"it dies", workerInput{state: removing, want: wantGone, left: true, due: true}, stepLose},
+		{"it dies and the next one is there", workerInput{state: removing, want: wantGone, process: otherProcess}, stepLose},
 
-		{"what lingers waits for a process", situation{state: lingering, want: wantGone, left: true, due: true}, stepRest},
-		{"one takes it away", situation{state: lingering, want: wantGone, left: true, host: otherHost, due: true, busy: true}, stepClear},
-		{"one that failed tries again later", situation{state: lingering, want: wantGone, left: true, host: otherHost}, stepRest},
-		{"it was tried often enough", situation{state: lingering, want: wantGone, left: true, host: otherHost, due: true, spent: true}, stepEnd},
-		{"no process will come", situation{state: lingering, want: wantGone, left: true, over: true, due: true}, stepEnd},
-		{"the last process takes it away", situation{state: lingering, want: wantGone, left: true, over: true, host: sameHost, due: true}, stepClear},
+		{"what lingers waits for a process", workerInput{state: lingering, want: wantGone, left: true, due: true}, stepRest},
+		{"one takes it away", workerInput{state: lingering, want: wantGone, left: true, process: otherProcess, due: true, busy: true}, stepClear},
+		{"one that failed tries again later", workerInput{state: lingering, want: wantGone, left: true, process: otherProcess}, stepRest},
+		{"it was tried often enough", workerInput{state: lingering, want: wantGone, left: true, process: otherProcess, due: true, spent: true}, stepEnd},
+		{"no process will come", workerInput{state: lingering, want: wantGone, left: true, over: true, due: true}, stepEnd},
+		{"the last process takes it away", workerInput{state: lingering, want: wantGone, left: true, over: true, process: sameProcess, due: true}, stepClear},
 
-		{"what is gone ends", situation{state: gone}, stepEnd},
+		{"what is gone ends", workerInput{state: gone}, stepEnd},
 	} {
-		if got := x.in.next(); got != x.want {
+		if got := x.in.nextStep(); got != x.want {
 			t.Errorf("%s: %s, want %s", x.name, got, x.want)
 		}
 	}
@@ -65,15 +65,15 @@ func TestAttachment_NothingIsForgotten(t *testing.T) {
 	flags := []bool{false, true}
 	for state := absent; state < gone; state++ {
 		for want := wantShown; want <= wantLeft; want++ {
-			for host := noHost; host <= otherHost; host++ {
+			for host := noProcess; host <= otherProcess; host++ {
 				for _, left := range flags {
 					for _, over := range flags {
-						s := situation{state: state, want: want, host: host, left: left, over: over, due: true}
-						step := s.next()
-						waits := state == absent && want == wantShown && host == noHost && !over ||
-							state == shown && want == wantShown && host == sameHost ||
-							state == away && want == wantShown && host == noHost ||
-							state == lingering && want != wantLeft && host == noHost && !over
+						s := workerInput{state: state, want: want, process: host, left: left, over: over, due: true}
+						step := s.nextStep()
+						waits := state == absent && want == wantShown && host == noProcess && !over ||
+							state == shown && want == wantShown && host == sameProcess ||
+							state == away && want == wantShown && host == noProcess ||
+							state == lingering && want != wantLeft && host == noProcess && !over
 						if (step == stepRest) != waits && state != attaching {
 							t.Errorf("%s, want %d, host %d, left %t, over %t: %s", state, want, host, left, over, step)
 						}
@@ -98,7 +98,7 @@ func TestAttachment_RefusesWrongMoves(t *testing.T) {
 					}
 				}()
 				a := &attachment{fe: &frontend{}, state: from, changed: make(chan struct{})}
-				a.move(to)
+				a.setState(to)
 			}()
 		}
 	}
@@ -106,17 +106,17 @@ func TestAttachment_RefusesWrongMoves(t *testing.T) {
 
 // A call that hangs gives its turn to others after a while.
 func TestHost_Turns(t *testing.T) {
-	h := &host{turns: make(chan struct{}, 1)}
-	if _, err := h.turn(t.Context()); err != nil {
+	h := &frontendProcess{callSlots: make(chan struct{}, 1)}
+	if _, err := h.acquireCall(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	done, err := h.turn(t.Context())
-	if err != nil || time.Since(begun) < turnTime/2 {
+	done, err := h.acquireCall(t.Context())
+	if err != nil || time.Since(begun) < callTime/2 {
 		t.Errorf("the next turn after %v, %v", time.Since(begun), err)
 	}
 	done()
-	if _, err := h.turn(t.Context()); err != nil {
+	if _, err := h.acquireCall(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -162,8 +162,8 @@ func TestFrontend_DiesTwiceBesideARequestThatHangs(t *testing.T) {
 		eventually(t, "the other device is back", func() bool { return other.adds() == deaths+1 })
 		eventually(t, "one source is left", func() bool { return c.sourcesLeft() == sources+1 })
 	}
-	if dir.adds() != 1 || d.inflight() != 1 {
-		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inflight())
+	if dir.adds() != 1 || d.inFlight() != 1 {
+		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inFlight())
 	}
 	s.releaseAll(blk.OK)
 	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
@@ -203,7 +203,7 @@ func TestUnmap_TheIndexIsFree(t *testing.T) {
 	_, c, d, dir := mapShown(t)
 	must(t, dir.set("hold-remove", ""))
 	fe := c.frontends[0]
-	removed := async(func() error { return fe.remove(t.Context(), d, false) })
+	removed := async(func() error { return fe.removeDevice(t.Context(), d, false) })
 	eventually(t, "the front end is asked", func() bool { return slices.Contains(dir.told(), "remove forced false") })
 	fe.mu.Lock()
 	must(t, dir.remove("hold-remove"))

@@ -19,7 +19,7 @@ func (f *frontend) newAttachment(ctx context.Context, d *Device) (*attachment, *
 	slot := d.slotSize()
 	a := f.makeAttachment(plugin.DeviceSpec{
 		Index: d.index, Name: d.name, ArenaID: d.index, SlotSize: slot, Slots: d.arena.Size() / slot,
-		Config: d.settings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
+		Config: d.frontendSettings(), Identity: d.identity, Location: d.Location(), Limits: d.Limits(),
 	})
 	first := &firstTry{ctx: ctx, fresh: d.Location() == "" && !f.client.files.has(d.identity), ended: make(chan struct{})}
 	a.dev, a.first = d, first
@@ -49,13 +49,13 @@ func (f *frontend) addAttachment(a *attachment) error {
 // run is the worker. It ends when the attachment is gone, or with the front
 // end.
 func (a *attachment) run() {
-	for a.work() {
+	for a.takeStep() {
 	}
 	a.leaveFile()
 	a.fe.removeAttachment(a, a.undone)
 	close(a.done)
 	if a.node {
-		a.fe.client.note()
+		a.fe.client.saveLeftovers()
 	}
 }
 
@@ -70,63 +70,63 @@ func (f *frontend) removeAttachment(a *attachment, undone bool) {
 	}
 }
 
-// work takes the next step. It returns false when the attachment is gone.
-func (a *attachment) work() bool {
-	h, over := a.fe.now()
+// takeStep takes the next step. It returns false when the attachment is gone.
+func (a *attachment) takeStep() bool {
+	h, over := a.fe.currentProcess()
 	a.mu.Lock()
-	step, wait := a.situation(h, over).next(), time.Until(a.due)
-	if wait <= 0 && a.busy() && a.host == h {
+	step, wait := a.currentInput(h, over).nextStep(), time.Until(a.due)
+	if wait <= 0 && a.hasRequests() && a.process == h {
 		wait = takeOverPause // the end of a live process's requests causes no event
 	}
 	a.mu.Unlock()
 	switch step {
 	case stepRest:
-		return a.rest(wait)
+		return a.awaitChange(wait)
 	case stepAttach:
-		a.attach(h)
+		a.attachTo(h)
 	case stepLose:
-		a.lose()
+		a.onProcessLost()
 	case stepRemove:
-		a.remove(h)
+		a.removeFrom(h)
 	case stepDismiss:
-		a.dismissed(h)
+		a.onDismissal(h)
 	case stepResize:
-		a.resize(h)
+		a.tellLimits(h)
 	case stepLinger:
 		a.mu.Lock()
-		a.move(lingering)
+		a.setState(lingering)
 		a.due, a.pause = time.Time{}, 0
 		a.mu.Unlock()
 	case stepClear:
-		a.clear(h)
+		a.clearDisk(h)
 	case stepEnd:
-		a.finish()
+		a.endWork()
 		return false
 	}
 	return true
 }
 
-// situation returns the input of the next decision, with h as the front end's
+// currentInput returns the input of the next decision, with h as the front end's
 // process. The caller holds mu.
-func (a *attachment) situation(h *host, over bool) situation {
-	s := situation{
-		state: a.state, want: a.want, busy: a.busy(), due: !time.Now().Before(a.due), left: a.left(),
+func (a *attachment) currentInput(h *frontendProcess, over bool) workerInput {
+	s := workerInput{
+		state: a.state, want: a.want, busy: a.hasRequests(), due: !time.Now().Before(a.due), left: a.leftInKernel(),
 		asked: a.ask != nil, spent: a.clears >= clearTries, over: over,
 		stale: a.state == shown && a.dev != nil && a.dev.Limits() != a.told,
 	}
 	switch {
 	case h == nil:
-	case h == a.host:
-		s.host = sameHost
+	case h == a.process:
+		s.process = sameProcess
 	default:
-		s.host = otherHost
+		s.process = otherProcess
 	}
 	return s
 }
 
-// rest waits until something changes. It returns false when the front end has
+// awaitChange waits until something changes. It returns false when the front end has
 // ended.
-func (a *attachment) rest(wait time.Duration) bool {
+func (a *attachment) awaitChange(wait time.Duration) bool {
 	var due <-chan time.Time
 	if wait > 0 {
 		t := time.NewTimer(wait)
@@ -137,14 +137,14 @@ func (a *attachment) rest(wait time.Duration) bool {
 	case <-a.wake:
 	case <-due:
 	case <-a.fe.life.Done():
-		a.finish()
+		a.endWork()
 		return false
 	}
 	return true
 }
 
-// finish ends the attachment.
-func (a *attachment) finish() {
+// endWork ends the attachment.
+func (a *attachment) endWork() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.state == lingering && a.clears >= clearTries {
@@ -152,32 +152,32 @@ func (a *attachment) finish() {
 	}
 	a.endFirst(fmt.Errorf("front end %s has no process: %w", a.fe.cfg.Name, syscall.EBUSY))
 	if a.state != gone {
-		a.undone = a.want == wantGone && a.left()
-		a.leaveHost()
-		a.move(gone)
+		a.undone = a.want == wantGone && a.leftInKernel()
+		a.leaveProcess()
+		a.setState(gone)
 	}
 }
 
-// lose records that the process has died.
-func (a *attachment) lose() {
+// onProcessLost records that the process has died.
+func (a *attachment) onProcessLost() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := a.state
-	a.leaveHost()
+	a.leaveProcess()
 	a.tries, a.unsure, a.pause, a.due = 0, false, 0, time.Time{}
 	switch {
-	case a.want == wantGone && a.left():
-		a.move(lingering)
+	case a.want == wantGone && a.leftInKernel():
+		a.setState(lingering)
 	case was == removing && a.want != wantShown:
-		a.move(gone) // the worker finds nothing to do
+		a.setState(gone) // the worker finds nothing to do
 	default:
-		a.move(away)
+		a.setState(away)
 	}
 }
 
-// resize tells h the limits of the device. If h refuses them it is told only
+// tellLimits tells h the limits of the device. If h refuses them it is told only
 // later ones.
-func (a *attachment) resize(h *host) {
+func (a *attachment) tellLimits(h *frontendProcess) {
 	a.mu.Lock()
 	if a.dev == nil {
 		a.mu.Unlock()
@@ -186,7 +186,7 @@ func (a *attachment) resize(h *host) {
 	l := a.dev.Limits()
 	ctx, cancel := a.callContext(h, nil)
 	defer cancel()
-	a.give = cancel
+	a.cancelCall = cancel
 	a.mu.Unlock()
 	ctx, cancelTime := context.WithTimeout(ctx, callTimeout)
 	defer cancelTime()
@@ -196,7 +196,7 @@ func (a *attachment) resize(h *host) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.give = nil
+	a.cancelCall = nil
 	if errors.Is(ctx.Err(), context.Canceled) { // a more urgent step is due
 		return
 	}
@@ -204,5 +204,5 @@ func (a *attachment) resize(h *host) {
 		a.log.Warn("telling the device's size failed", "err", err)
 	}
 	a.told = l
-	a.move(a.state) // wakes the callers of await
+	a.setState(a.state) // wakes the callers of await
 }

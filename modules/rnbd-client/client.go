@@ -18,14 +18,14 @@ import (
 
 // New starts the pumps and the front ends. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Client, err error) {
-	if err := cfg.check(); err != nil {
+	if err := cfg.checkValues(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	if err := checkState(cfg.StateFile); err != nil {
 		return nil, err
 	}
 	cfg.nameLoggers()
-	c := &Client{cfg: cfg, log: cfg.logger("client"), sessions: map[string]*session{}, changing: map[string]chan struct{}{}, places: map[uint32]*place{}, retired: map[uint32]*Device{}, reserved: cfg.ReservedNames, token: clientToken(cfg.StateFile), started: time.Now()}
+	c := &Client{cfg: cfg, log: cfg.subsystemLogger("client"), sessions: map[string]*session{}, changing: map[string]chan struct{}{}, places: map[uint32]*reservation{}, retired: map[uint32]*Device{}, reserved: cfg.ReservedNames, token: clientToken(cfg.StateFile), started: time.Now()}
 	c.life, c.endLife = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -46,13 +46,13 @@ func New(ctx context.Context, cfg Config) (_ *Client, err error) {
 		return nil, err
 	}
 	if f := cfg.Frontend; f != "" && f != FrontendAuto { // an error now, not at the first mapping
-		if _, err := c.choose(f); err != nil {
+		if _, err := c.listChoices(f); err != nil {
 			return nil, err
 		}
 	}
 	c.startWatchdog()
 	if !cfg.Standby {
-		c.restore()
+		c.restoreDisks()
 	}
 	return c, nil
 }
@@ -107,7 +107,7 @@ func (c *Client) Close(ctx context.Context) error {
 	var errs []error
 	for _, f := range c.frontends { // first, because ctx may end early
 		for i := range f.sockets {
-			f.sockets[i].hide()
+			f.sockets[i].removeName()
 		}
 	}
 	c.endRestoring()
@@ -116,14 +116,14 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	c.leaveDisks(ctx)
 	errs = append(errs, c.unmapAll(ctx))
-	await(&c.retiring, forcedClose) // their sessions are closed
+	awaitGroup(&c.retiring, forcedClose) // their sessions are closed
 	for _, f := range c.frontends {
-		errs = append(errs, f.stop(ctx))
+		errs = append(errs, f.endProcess(ctx))
 	}
 	for id := range c.files.all() {
 		errs = append(errs, c.endFile(c.files.take(id)))
 	}
-	await(&c.retiring, forcedClose) // a process that was starting may have used their memory
+	awaitGroup(&c.retiring, forcedClose) // a process that was starting may have used their memory
 	c.endLife()
 	c.watchers.Wait()
 	for _, p := range c.pumps {
@@ -149,7 +149,7 @@ func (c *Client) unmapAll(ctx context.Context) error {
 
 // unmapLast unmaps the device of p. An unmap that is under way is waited for, since
 // it needs the pumps; if it fails, the device is unmapped again.
-func (c *Client) unmapLast(ctx context.Context, p *place) error {
+func (c *Client) unmapLast(ctx context.Context, p *reservation) error {
 	for {
 		err := c.Unmap(ctx, p.d.name, true)
 		c.mapMu.Lock()

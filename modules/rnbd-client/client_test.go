@@ -172,7 +172,7 @@ func TestEntriesOfAFrontEndStayInTheirArena(t *testing.T) {
 		{"arena of another device", shm.SQE{Op: blk.Write, Arena: d.index + 1, Len: 512}, blk.EINVAL},
 		{"no data, no place", shm.SQE{Op: blk.Flush, Arena: d.index + 1, ArenaOff: size}, blk.OK},
 	} {
-		if got := d.check(&x.e); got != x.want {
+		if got := d.checkEntry(&x.e); got != x.want {
 			t.Errorf("%s: errno %d, want %d", x.name, got, x.want)
 		}
 	}

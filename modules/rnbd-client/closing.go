@@ -18,11 +18,11 @@ import (
 // beginClose is called before a CLOSE is sent in that epoch. Its result must be
 // called when the server cannot execute the CLOSE any more.
 func (s *session) beginClose(path string, epoch uint64) (settled func()) {
-	c := &closing{path: path, epoch: epoch, settled: make(chan struct{})}
+	c := &pendingClose{path: path, epoch: epoch, settled: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing == nil {
-		s.closing = map[*closing]struct{}{}
+		s.closing = map[*pendingClose]struct{}{}
 	}
 	s.closing[c] = struct{}{}
 	return func() {
@@ -34,8 +34,8 @@ func (s *session) beginClose(path string, epoch uint64) (settled func()) {
 }
 
 // closingOf returns a CLOSE of path that the server may still execute, or nil.
-func (s *session) closingOf(path string) *closing {
-	epoch := s.epoch()
+func (s *session) closingOf(path string) *pendingClose {
+	epoch := s.currentEpoch()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.closing {
@@ -83,7 +83,7 @@ func (c *Client) requestsLeft(s *session, path string) (n int64) {
 	defer c.mapMu.Unlock()
 	for _, d := range c.retired {
 		if d.session == s && d.path == path {
-			n += d.inflight()
+			n += d.inFlight()
 		}
 	}
 	return n

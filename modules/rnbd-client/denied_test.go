@@ -68,7 +68,7 @@ func TestDeviceThatWasClosedOnTheServerStaysSo(t *testing.T) {
 	eventually(t, "the reason", func() bool {
 		return s.count("open vol") == 2 || strings.Contains(d.describe(plugin.DeviceStatus{}).LastError, "closed on the server")
 	})
-	time.Sleep(2 * newsDelay)
+	time.Sleep(2 * eventDelay)
 	if s.count("open vol") == 1 && d.State() != Closed {
 		t.Errorf("state %s", d.State())
 	}

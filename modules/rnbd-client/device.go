@@ -36,9 +36,9 @@ func (d *Device) setState(to State) {
 	panic(fmt.Sprintf("device %s: no way from %s to %s", d.name, d.state, to))
 }
 
-// waits reports whether requests of d wait while there is no path. Pumps call it,
+// waitsForPath reports whether requests of d wait while there is no path. Pumps call it,
 // too.
-func (d *Device) waits() bool { return d.loss.Queue != 0 || d.session.leaving.Load() }
+func (d *Device) waitsForPath() bool { return d.loss.Queue != 0 || d.session.leaving.Load() }
 
 func (d *Device) wasDenied() bool {
 	d.mu.Lock()
@@ -46,9 +46,9 @@ func (d *Device) wasDenied() bool {
 	return d.deniedOpen
 }
 
-// failure returns the reason why requests of d fail on the server, empty if
+// failureText returns the reason why requests of d fail on the server, empty if
 // they do not.
-func (d *Device) failure() string {
+func (d *Device) failureText() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.failing {
@@ -66,10 +66,10 @@ func (d *Device) giveUp(err error) {
 	d.log.Error("device stays closed until it is remapped", "err", err)
 }
 
-// expire fails the requests of d, whose time of loss=queue has run out. Users have seen
+// failWaiting fails the requests of d, whose time of loss=queue has run out. Users have seen
 // errors then, so d opens again only when none of them has the device open, or when it is
 // remapped. The caller holds mu.
-func (d *Device) expire(err error) {
+func (d *Device) failWaiting(err error) {
 	d.stopPatience()
 	d.expired = true
 	d.lastError = err.Error()
@@ -77,9 +77,9 @@ func (d *Device) expire(err error) {
 	d.log.Error("requests of the device fail; it opens again when no user has it open, or when it is remapped", "err", err)
 }
 
-// end makes d Unmapped: its requests fail and no OPEN opens it any more. It
+// endUse makes d Unmapped: its requests fail and no OPEN opens it any more. It
 // returns the epoch in which the server opened it.
-func (d *Device) end() (epoch uint64) {
+func (d *Device) endUse() (epoch uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.stopPatience()
@@ -110,13 +110,13 @@ func (d *Device) setLocation(location string) {
 	d.location = location
 }
 
-func (d *Device) setGate(g gate) {
+func (d *Device) setGate(g deviceGate) {
 	d.gate.Store(g)
 	d.client.gates.Add(1)
-	d.client.wake()
+	d.client.wakePumps()
 }
 
-func (d *Device) inflight() (n int64) {
+func (d *Device) inFlight() (n int64) {
 	for i := range d.shares {
 		n += d.shares[i].inflight.Load()
 	}
@@ -204,15 +204,15 @@ func (d *Device) hasNode(name string) bool {
 // isNode reports whether location is the path of a device node, and not a URI.
 func isNode(location string) bool { return strings.HasPrefix(location, "/dev/") }
 
-// wake makes the pumps check the gates of parked requests.
-func (c *Client) wake() {
+// wakePumps makes the pumps check the gates of parked requests.
+func (c *Client) wakePumps() {
 	for _, p := range c.pumps {
 		p.pump.Do(func() {})
 	}
 }
 
-// settings returns the settings of d for its front end.
-func (d *Device) settings() map[string]string {
+// frontendSettings returns the settings of d for its front end.
+func (d *Device) frontendSettings() map[string]string {
 	all := maps.Clone(d.options)
 	if len(d.choices) > 0 && len(d.choices[0].settings) > 0 {
 		if all == nil {

@@ -20,11 +20,11 @@ var moves = map[State][]State{
 	Closed: {Open, Unmapped},
 }
 
-// gate is the treatment of a device's requests by the pumps.
-type gate = uint32
+// deviceGate is the treatment of a device's requests by the pumps.
+type deviceGate = uint32
 
 const (
-	gateWait gate = iota // park them: the session may come back
-	gateOpen             // send them
-	gateFail             // answer EIO
+	gateWait deviceGate = iota // park them: the session may come back
+	gateOpen                   // send them
+	gateFail                   // answer EIO
 )

@@ -25,7 +25,7 @@ import (
 type IO struct {
 	dev    *Device
 	pump   *pumpShare
-	source *source
+	source *ringSource
 	caller *pump.Caller
 	ring   *shm.Ring
 	sub    *shm.Submitter
@@ -83,7 +83,7 @@ func (d *Device) NewIO(pump, first, slots int) (*IO, error) {
 		return nil, fmt.Errorf("device %s: doorbell: %w", d.name, err)
 	}
 	io.bell = os.NewFile(uintptr(bell), "doorbell")
-	if err := p.add(io.source); err != nil {
+	if err := p.addSource(io.source); err != nil {
 		io.bell.Close()
 		ring.Close()
 		return nil, err
@@ -171,7 +171,7 @@ func (io *IO) Close() {
 		io.Wait(done[:])
 	}
 	io.caller.Close()
-	io.pump.remove(io.source)
+	io.pump.removeSource(io.source)
 	io.bell.Close()
 	io.ring.Close()
 }

@@ -37,14 +37,14 @@ const maxExports = 1 << 20
 // ctx bounds the time. The error is EOPNOTSUPP if the server cannot list names,
 // as that of a Linux kernel. Other errors are those of Map.
 func (c *Client) Discover(ctx context.Context, paths []string, name string) (o Offer, err error) {
-	err = c.visit(ctx, name, paths, func(s *session) error {
+	err = c.withSession(ctx, name, paths, func(s *session) error {
 		if s.features.Load()&rnbdwire.FeatureList == 0 {
-			return fmt.Errorf("server %s does not list what it exports: it is a Linux kernel, older, or runs with --list=false: %w", s.server(), syscall.EOPNOTSUPP)
+			return fmt.Errorf("server %s does not list what it exports: it is a Linux kernel, older, or runs with --list=false: %w", s.serverAddress(), syscall.EOPNOTSUPP)
 		}
 		size := min(s.maxIO(), rnbdwire.ListRspMax)
 		for after, more := "", true; more; {
 			if more, err = s.listPage(ctx, &o, after, size); err != nil {
-				return fmt.Errorf("list of server %s: %w", s.server(), err)
+				return fmt.Errorf("list of server %s: %w", s.serverAddress(), err)
 			}
 			if more {
 				after = o.Exports[len(o.Exports)-1].Name

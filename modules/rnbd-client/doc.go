@@ -29,16 +29,17 @@
 //	                         begin and end of a client; disks that outlive one, and
 //	                         what is handed over to the next process; devices that are
 //	                         tried until they are mapped again
-//	map, unmap, remap, resize, places, join, waiting
+//	map, unmap, remap, resize, reservation, join, waiting
 //	                         mapping of a device, and its way back
 //	discover, probe          questions to a server without a mapping
 //	session*, paths          sessions, their paths, their losses
 //	reopen, events, handover, open, closing, refusal
-//	                         a device's state at the server, and news of it
-//	choose, frontend, protect
+//	                         a device's state at the server, and its events
+//	frontend_choice, frontend, protect
 //	                         front ends: which one, its life, and the TLS of its sockets
 //	attachment_*             one device at one front end: worker, steps, requests to it
-//	host, direct, watch      one process of a front end; the library's own way to a
+//	frontend_process, direct, watch
+//	                         one process of a front end; the library's own way to a
 //	                         device, without a front end; requests that hang
 //	queue*, answer, lane, again
 //	                         DATA PATH: requests from a ring to RTRS and back
@@ -49,8 +50,8 @@
 //	                         and fabrics
 //	device, session, record  what all of these ask a device and a session
 //	model                    the structs of all of these
-//	request, config, device_state, state_file, attachment_next, known, tuning,
-//	spelling, sockets, mountfile, redundancy
+//	request, config, device_state, state_file, attachment_next, device_facts, tuning,
+//	spelling, sockets, mountfile, path_watch
 //	                         values and pure functions
 //	internal/mapline         the text of lines and paths, without state
 package client

@@ -19,18 +19,18 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// cached reports whether e, once it is acknowledged, may still be lost with a cache. The
+// mayBeCached reports whether e, once it is acknowledged, may still be lost with a cache. The
 // loss of a discard breaks no promise: reads after a discard may return anything.
-func cached(e *shm.SQE) bool {
+func mayBeCached(e *shm.SQE) bool {
 	return e.Op.Modifies() && e.Op != blk.Discard && e.Flags&blk.FUA == 0
 }
 
-// durable reports whether users take the success of e for a promise that writes survive
+// promisesDurability reports whether users take the success of e for a promise that writes survive
 // a power cut.
-func durable(e *shm.SQE) bool { return e.Op == blk.Flush || e.Flags&blk.FUA != 0 }
+func promisesDurability(e *shm.SQE) bool { return e.Op == blk.Flush || e.Flags&blk.FUA != 0 }
 
-// acknowledged returns the number of acknowledged writes of d that need a flush.
-func (d *Device) acknowledged() (n uint64) {
+// ackedWrites returns the number of acknowledged writes of d that need a flush.
+func (d *Device) ackedWrites() (n uint64) {
 	for i := range d.shares {
 		n += d.shares[i].cached.Load()
 	}
@@ -38,7 +38,7 @@ func (d *Device) acknowledged() (n uint64) {
 }
 
 // noteFlushed records the success of a flush. It runs on the pump of sh.
-func (sh *share) noteFlushed(covers uint64) {
+func (sh *deviceShare) noteFlushed(covers uint64) {
 	if have := sh.flushed.Load(); covers > have {
 		sh.flushed.Add(covers - have)
 	}
@@ -51,7 +51,7 @@ func (d *Device) isDirty() bool {
 	for i := range d.shares {
 		flushed = max(flushed, d.shares[i].flushed.Load())
 	}
-	return d.acknowledged() > flushed
+	return d.ackedWrites() > flushed
 }
 
 // errWritesLost is the reason of the EIO that a flush gets.
@@ -95,7 +95,7 @@ func (c *Client) forgetAnswers(f *frontend) {
 func (d *Device) owe() {
 	d.untold.Store(true)
 	d.unreported.Store(true)
-	d.session.poke()
+	d.session.wakeRun()
 }
 
 // onOwed records that owe was called.
@@ -115,7 +115,7 @@ func (d *Device) onOwed() {
 // compareVerifier makes the next flush fail if now is another incarnation of the storage
 // than d has written to. It reports whether the state file has to be written. The caller
 // holds mu, and the gate of d is shut, or d has failed on the server.
-func (d *Device) compareVerifier(now *known) (changed bool) {
+func (d *Device) compareVerifier(now *deviceFacts) (changed bool) {
 	if d.known == nil {
 		return false
 	}
@@ -126,12 +126,12 @@ func (d *Device) compareVerifier(now *known) (changed bool) {
 	dirty := d.isDirty()
 	switch {
 	case !was.LosesWrites(): // every write was durable when it was acknowledged
-		d.settled = d.acknowledged()
+		d.settled = d.ackedWrites()
 		return was != now.Verifier
 	case was.IsSame(now.Verifier) || !dirty:
 		return was != now.Verifier
 	}
-	d.settled = d.acknowledged()
+	d.settled = d.ackedWrites()
 	d.losses++
 	d.lossWhy = errWritesLost
 	d.unreported.Store(true)

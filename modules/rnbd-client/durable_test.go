@@ -155,10 +155,10 @@ func TestE056_NextProcessKnowsOfUnflushedWrites(t *testing.T) {
 		then  rnbdwire.Verifier // of the server
 		want  blk.Errno
 	}{
-		{"flushed", savedDevice{Clean: true, Known: &known{Verifier: 11}}, 13, blk.OK},
-		{"not flushed", savedDevice{Known: &known{Verifier: 11}}, 13, blk.EIO},
-		{"the same incarnation", savedDevice{Known: &known{Verifier: 11}}, 11, blk.OK},
-		{"not told yet", savedDevice{Unreported: true, Clean: true, Known: &known{Verifier: 13}}, 13, blk.EIO},
+		{"flushed", savedDevice{Clean: true, Known: &deviceFacts{Verifier: 11}}, 13, blk.OK},
+		{"not flushed", savedDevice{Known: &deviceFacts{Verifier: 11}}, 13, blk.EIO},
+		{"the same incarnation", savedDevice{Known: &deviceFacts{Verifier: 11}}, 11, blk.OK},
+		{"not told yet", savedDevice{Unreported: true, Clean: true, Known: &deviceFacts{Verifier: 13}}, 13, blk.EIO},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			s := verifyingTarget(t)
@@ -235,7 +235,7 @@ func TestFlushThatFailsForADeadFrontEndFailsAgain(t *testing.T) {
 			source.pump.pump.Call(func() { source.orphaned = true })
 			c.forgetAnswers(nil)
 			s.releaseAll(x.late)
-			eventually(t, "it has ended", func() bool { return d.inflight() == 0 })
+			eventually(t, "it has ended", func() bool { return d.inFlight() == 0 })
 			next, err := d.NewIO(0, 0, 1)
 			must(t, err)
 			if errno := do(t, next, aFlush); errno != x.want {

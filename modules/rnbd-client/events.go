@@ -13,15 +13,15 @@ import (
 // News from a server of this project: docs/extend/protocol/rnbd.md, "Events". While
 // the session is connected, one EVENT waits at the server. RTRS moves it to
 // another path when its own is lost. After the loss of the last path, the
-// answer to OPEN includes the news missed.
+// answer to OPEN includes the events missed.
 
-// minEventDepth is the smallest queue depth with a permit to spare for news.
+// minEventDepth is the smallest queue depth with a permit to spare for EVENT.
 const minEventDepth = 8
 
-// listen starts to receive news, if the server has any, and ends an earlier
+// startEvents starts to receive events, if the server sends any, and ends an earlier
 // listen. Only one goroutine may call it at a time. Listening ends with the
 // session's last path.
-func (s *session) listen() {
+func (s *session) startEvents() {
 	s.unlisten()
 	if s.features.Load()&rnbdwire.FeatureEvents == 0 || s.transport.QueueDepth() < minEventDepth {
 		return
@@ -31,12 +31,12 @@ func (s *session) listen() {
 	s.unlisten = func() { cancel(); <-ended }
 	go func() {
 		defer close(ended)
-		s.takeNews(ctx)
+		s.receiveEvents(ctx)
 	}()
 }
 
-// takeNews receives and handles news until the session is lost or ctx ends.
-func (s *session) takeNews(ctx context.Context) {
+// receiveEvents receives and handles events until the session is lost or ctx ends.
+func (s *session) receiveEvents(ctx context.Context) {
 	msg := make(rnbdwire.Event, rnbdwire.EventSize)
 	rsp := make(rnbdwire.EventRsp, rnbdwire.EventRspSize)
 	var seen uint64
@@ -59,13 +59,13 @@ func (s *session) takeNews(ctx context.Context) {
 			holds = s.onHandOver(ctx, e.Sectors)
 			continue
 		}
-		s.onNews(e)
+		s.onServerEvent(e)
 	}
 }
 
-// onNews handles one piece of news. Unknown kinds of later servers are
+// onServerEvent handles one event. Unknown kinds of later servers are
 // ignored.
-func (s *session) onNews(e rnbdwire.EventRspFields) {
+func (s *session) onServerEvent(e rnbdwire.EventRspFields) {
 	if e.Kind == rnbdwire.EventDrain {
 		s.log.Warn("the server is about to end")
 		return
@@ -76,11 +76,11 @@ func (s *session) onNews(e rnbdwire.EventRspFields) {
 		d = s.deviceByID(e.DeviceID) // its OPEN may have ended just before
 	}
 	if d != nil {
-		d.onNews(e)
+		d.onServerEvent(e)
 	}
 }
 
-func (d *Device) onNews(e rnbdwire.EventRspFields) {
+func (d *Device) onServerEvent(e rnbdwire.EventRspFields) {
 	switch e.Kind {
 	case rnbdwire.EventResize:
 		d.onResized(e.Sectors)
@@ -96,10 +96,10 @@ func (d *Device) onNews(e rnbdwire.EventRspFields) {
 	}
 }
 
-// maxEarly bounds the news kept for OPENs under way.
+// maxEarly bounds the events kept for OPENs under way.
 const maxEarly = 256
 
-// keepEarly keeps news about an unknown device while OPENs are under way: it
+// keepEarly keeps an event of an unknown device while OPENs are under way: it
 // may belong to one of them.
 func (s *session) keepEarly(e rnbdwire.EventRspFields) {
 	s.mu.Lock()
@@ -110,7 +110,7 @@ func (s *session) keepEarly(e rnbdwire.EventRspFields) {
 }
 
 // awaitOpen is called before an OPEN. Its result must be called when the
-// answer has been handled. Then d gets the news that came in between.
+// answer has been handled. Then d gets the events that came in between.
 func (s *session) awaitOpen(d *Device) (taken func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,7 @@ func (s *session) awaitOpen(d *Device) (taken func()) {
 		s.mu.Unlock()
 		for _, e := range early {
 			if s.deviceByID(e.DeviceID) == d {
-				d.onNews(e)
+				d.onServerEvent(e)
 			}
 		}
 	}
@@ -132,7 +132,7 @@ func (s *session) awaitOpen(d *Device) (taken func()) {
 
 // deviceByID returns the device with that id on the server, or nil.
 func (s *session) deviceByID(id uint32) *Device {
-	for _, d := range s.list() {
+	for _, d := range s.listDevices() {
 		state := d.State()
 		if (state == Open || state == Init || d.wasDenied()) && d.limits.Load() != nil && d.id.Load() == id {
 			return d
@@ -150,7 +150,7 @@ func (d *Device) onResized(sectors uint64) {
 		return
 	}
 	if fe := d.fe.Load(); fe != nil {
-		fe.resize(d)
+		fe.resizeDevice(d)
 	}
 }
 

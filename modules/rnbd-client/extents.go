@@ -26,7 +26,7 @@ func (d *Device) Extents(ctx context.Context, off, n uint64) ([]extents.Extent, 
 		return nil, fmt.Errorf("extents of %d bytes at %d: %w", n, off, errno)
 	}
 	if s := d.session; s.features.Load()&rnbdwire.FeatureExtents == 0 || s.maxIO() < rnbdwire.ExtentsRspSize {
-		return nil, fmt.Errorf("extents: server %s does not tell them: it is a Linux kernel, or older: %w", s.server(), syscall.EOPNOTSUPP)
+		return nil, fmt.Errorf("extents: server %s does not tell them: it is a Linux kernel, or older: %w", s.serverAddress(), syscall.EOPNOTSUPP)
 	}
 	select {
 	case d.asksExtents <- struct{}{}:
@@ -53,7 +53,7 @@ func (d *Device) checkRange(off, n uint64) blk.Errno {
 var errReopened = fmt.Errorf("the device was opened again meanwhile: %w", syscall.EAGAIN)
 
 func (d *Device) askExtents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
-	before, err := d.opening()
+	before, err := d.currentOpen()
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +64,9 @@ func (d *Device) askExtents(ctx context.Context, off, n uint64) ([]extents.Exten
 	}
 	list, err := rsp.Extents(n)
 	if err != nil {
-		return nil, fmt.Errorf("server %s: %w: %w", d.session.server(), err, syscall.EPROTO)
+		return nil, fmt.Errorf("server %s: %w: %w", d.session.serverAddress(), err, syscall.EPROTO)
 	}
-	switch after, err := d.opening(); {
+	switch after, err := d.currentOpen(); {
 	case err != nil:
 		return nil, err
 	case after != before:
@@ -75,20 +75,20 @@ func (d *Device) askExtents(ctx context.Context, off, n uint64) ([]extents.Exten
 	return list, nil
 }
 
-// opening identifies an OPEN of a device.
-type opening struct {
+// deviceOpen identifies an OPEN of a device.
+type deviceOpen struct {
 	epoch uint64 // of the session
 	id    uint32
 }
 
-// opening returns the OPEN by which d is open now.
-func (d *Device) opening() (opening, error) {
+// currentOpen returns the OPEN by which d is open now.
+func (d *Device) currentOpen() (deviceOpen, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state != Open {
-		return opening{}, fmt.Errorf("device %s is %s: %w", d.name, d.state, syscall.ENOTCONN)
+		return deviceOpen{}, fmt.Errorf("device %s is %s: %w", d.name, d.state, syscall.ENOTCONN)
 	}
-	return opening{d.openedIn, d.id.Load()}, nil
+	return deviceOpen{d.openedIn, d.id.Load()}, nil
 }
 
 // extentsOrData returns one extent of data if nothing is known about the range.

@@ -55,7 +55,7 @@ func TestE049_E050_ExtentsByCallAndByRing(t *testing.T) {
 	if got, errno := ask(t, io, 1024, 64<<10); errno != blk.OK || !slices.Equal(got, want) {
 		t.Errorf("%v, errno %v", got, errno)
 	}
-	if n := d.inflight(); n != 0 {
+	if n := d.inFlight(); n != 0 {
 		t.Errorf("%d requests are in flight", n)
 	}
 }
@@ -180,7 +180,7 @@ func (s *target) mapAsking(c *Client) (*Device, frontDir) {
 	d, err := s.mapIn(c, "vol", dir)
 	must(s.t, err)
 	must(s.t, dir.remove("ask")) // the next process asks nothing
-	eventually(s.t, "the question is on the server", func() bool { return d.inflight() == 1 && s.holds() == 1 })
+	eventually(s.t, "the question is on the server", func() bool { return d.inFlight() == 1 && s.holds() == 1 })
 	return d, dir
 }
 
@@ -192,13 +192,13 @@ func TestExtents_TheFrontEndDies(t *testing.T) {
 	d, dir := s.mapAsking(c)
 	c.killFront(t)
 	time.Sleep(300 * time.Millisecond) // for a process that does not wait
-	if dir.adds() != 1 || d.inflight() != 1 {
-		t.Errorf("shown %d times, %d questions are under way", dir.adds(), d.inflight())
+	if dir.adds() != 1 || d.inFlight() != 1 {
+		t.Errorf("shown %d times, %d questions are under way", dir.adds(), d.inFlight())
 	}
 	s.releaseAll(blk.OK)
 	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
-	if d.inflight() != 0 {
-		t.Errorf("%d requests", d.inflight())
+	if d.inFlight() != 0 {
+		t.Errorf("%d requests", d.inFlight())
 	}
 }
 
@@ -231,9 +231,9 @@ func TestExtents_TheRingIsGone(t *testing.T) {
 	p.pump.Call(func() {
 		orphan := newSource(p, nil, nil, 16)
 		orphan.orphaned, orphan.answered = true, true
-		orphan.onExtentsDone(orphan.begin(d, &shm.SQE{Op: blk.Extents, Len: 4096}), data(4096))
+		orphan.onExtentsDone(orphan.beginRequest(d, &shm.SQE{Op: blk.Extents, Len: 4096}), data(4096))
 	})
-	if n := d.inflight(); n != 0 {
+	if n := d.inFlight(); n != 0 {
 		t.Errorf("%d requests are in flight", n)
 	}
 }

@@ -45,14 +45,14 @@ func TestPathWithoutAFabricTakesThePreferredOneWhereItLeads(t *testing.T) {
 	for path, want := range map[string]string{
 		"10.0.0.1": "ibverbs", "10.0.0.2": "iwarp", "127.0.0.1": "iwarp", "10.0.0.1%iwarp": "iwarp", "10.0.0.2%ibverbs": "ibverbs",
 	} {
-		addrs, err := c.addresses(t.Context(), []string{path})
+		addrs, err := c.pathAddresses(t.Context(), []string{path})
 		must(t, err)
 		if got := addrs[0].Device.Info().Fabric; got != want {
 			t.Errorf("%s goes over %s, want %s", path, got, want)
 		}
 	}
 	c.cfg.PreferredFabric = "" // also one that the build lacks
-	addrs, err := c.addresses(t.Context(), []string{"10.0.0.1"})
+	addrs, err := c.pathAddresses(t.Context(), []string{"10.0.0.1"})
 	must(t, err)
 	if got := addrs[0].Device.Info().Fabric; got != "iwarp" {
 		t.Errorf("without a preference the path goes over %s", got)
@@ -64,15 +64,15 @@ func TestRefusedPathNamesTheOtherFabric(t *testing.T) {
 		return []rtrs.PathAddr{{Device: named{fabric: fabric}, Dst: netip.MustParseAddrPort("10.0.0.1:1234")}}
 	}
 	for fabric, want := range map[string]string{"iwarp": "10.0.0.1:1234%rocev2", "ibverbs": "10.0.0.1:1234%iwarp"} {
-		if err := refused(at(fabric), syscall.ECONNREFUSED); !strings.Contains(err.Error(), want) || !errors.Is(err, syscall.ECONNREFUSED) {
+		if err := withPathHint(at(fabric), syscall.ECONNREFUSED); !strings.Contains(err.Error(), want) || !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("over %s: %v", fabric, err)
 		}
 	}
 	local := []rtrs.PathAddr{{Device: named{fabric: "iwarp"}, Dst: netip.MustParseAddrPort("[fe80::1]:1234")}}
-	if err := refused(local, syscall.EINVAL); !strings.Contains(err.Error(), "[fe80::1%eth0]") || !errors.Is(err, syscall.EINVAL) {
+	if err := withPathHint(local, syscall.EINVAL); !strings.Contains(err.Error(), "[fe80::1%eth0]") || !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("link-local address without interface: %v", err)
 	}
-	for _, err := range []error{refused(at("rocev2"), syscall.ECONNREFUSED), refused(at("iwarp"), syscall.ENOENT)} {
+	for _, err := range []error{withPathHint(at("rocev2"), syscall.ECONNREFUSED), withPathHint(at("iwarp"), syscall.ENOENT)} {
 		if strings.Contains(err.Error(), "%") {
 			t.Errorf("advice where there is none: %v", err)
 		}

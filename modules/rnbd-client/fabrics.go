@@ -10,8 +10,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// fabric returns the device of a fabric, nil if there is none.
-func (c *Client) fabric(name string) verbs.Device {
+// fabricDevice returns the device of a fabric, nil if there is none.
+func (c *Client) fabricDevice(name string) verbs.Device {
 	if all := c.fabrics.Load(); all != nil {
 		return (*all)[name]
 	}
@@ -32,7 +32,7 @@ func (c *Client) allFabrics() (out []verbs.Device) {
 func (c *Client) closeFabrics(ctx context.Context) error {
 	var errs []error
 	for name := range c.cfg.Reopen {
-		dev := c.fabric(name)
+		dev := c.fabricDevice(name)
 		if dev == nil {
 			continue
 		}

@@ -56,7 +56,7 @@ func TestFlagsOfRequests_UnknownAreRefused(t *testing.T) {
 	d, _ := s.device(s.newClient())
 	for bit := range 8 {
 		e := &shm.SQE{Op: blk.WriteZeroes, Len: 4096, Flags: 1 << bit}
-		if got, known := d.check(e), e.Flags&blk.KnownFlags != 0; (got == blk.OK) != known || !known && got != blk.EINVAL {
+		if got, known := d.checkEntry(e), e.Flags&blk.KnownFlags != 0; (got == blk.OK) != known || !known && got != blk.EINVAL {
 			t.Errorf("flag %#x: errno %v, known %t", e.Flags, got, known)
 		}
 	}

@@ -219,7 +219,7 @@ func (f *testFront) Serve(q *plugin.FrontQueue) error {
 
 // process is the process of the front end that is in use.
 func (f *frontend) process() (supervise.Process, error) {
-	h, err := f.current()
+	h, err := f.requireProcess()
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +337,7 @@ func TestMap_WaitsForTheNextProcessOfTheFrontEnd(t *testing.T) {
 	c.frontends[0].awaitDeath(t)
 	dir := newFrontDir(t)
 	mapped := async(func() error { _, err := s.mapIn(c, "vol", dir); return err })
-	eventually(t, "the map waits", func() bool { return len(c.frontends[0].all()) == 1 || len(mapped) > 0 })
+	eventually(t, "the map waits", func() bool { return len(c.frontends[0].allAttachments()) == 1 || len(mapped) > 0 })
 	gate.release()
 	if err := soon(t, "the map", mapped); err != nil {
 		t.Errorf("map: %v", err)
@@ -361,7 +361,7 @@ func TestMap_EndsWhenTheFrontEndDoesNotRunInTime(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "is being restarted") {
 		t.Errorf("map: %v", err)
 	}
-	eventually(t, "the place is free", func() bool { return len(c.frontends[0].all()) == 0 && len(c.Devices()) == 0 })
+	eventually(t, "the place is free", func() bool { return len(c.frontends[0].allAttachments()) == 0 && len(c.Devices()) == 0 })
 }
 
 // An export of a socket that another process keeps stays for the next daemon, with its users,

@@ -24,9 +24,9 @@ const (
 	// socketsWait bounds the time for which a new process gets no sockets:
 	// until it has taken over its devices, users wait in the backlog.
 	socketsWait = 2 * time.Second
-	// takeAwayTime is the time for a front end to remove the remaining devices
+	// removeTime is the time for a front end to remove the remaining devices
 	// when it ends. They have no requests in flight then.
-	takeAwayTime = 5 * time.Second
+	removeTime = 5 * time.Second
 )
 
 // startFrontends starts all front ends at the same time.
@@ -47,7 +47,7 @@ func (c *Client) startFrontends(ctx context.Context) error {
 
 func (c *Client) addFrontend(cfg FrontendConfig) error {
 	f := &frontend{client: c, cfg: cfg, log: c.log.With("frontend", cfg.Name), attachments: map[uint32]*attachment{}, hold: c.cfg.HoldUsers || c.cfg.Standby}
-	profile, err := c.cfg.profile(cfg.Name)
+	profile, err := c.cfg.frontendProfile(cfg.Name)
 	if err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}
@@ -55,17 +55,17 @@ func (c *Client) addFrontend(cfg FrontendConfig) error {
 	f.sup = supervise.New(supervise.Config{
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindFrontend, Name: cfg.Name, Pumps: len(c.pumps), SHA256: cfg.SHA256,
-			Configure: cfg.Configure, Logger: c.cfg.logger("plugins"),
+			Configure: cfg.Configure, Logger: c.cfg.subsystemLogger("plugins"),
 			Confine: profile, Launcher: c.cfg.Confine.Launcher, SocketDir: c.cfg.SocketDir,
 		},
 		Launch: c.cfg.Launch, NewRing: c.cfg.NewRing, Entries: c.cfg.RingEntries,
-		Apart: apart, Patience: c.cfg.PluginPatience, Logger: f.log, Journal: c.cfg.Journal, Joined: f.joined, Left: f.left,
+		Apart: apart, Patience: c.cfg.PluginPatience, Logger: f.log, Journal: c.cfg.Journal, Joined: f.onProcess, Left: f.onProcessLeft,
 	})
 	c.frontends = append(c.frontends, f)
 	if err := f.clearMounts(); err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}
-	if err := f.listen(); err != nil {
+	if err := f.openSockets(); err != nil {
 		return fmt.Errorf("front end %s: %w", cfg.Name, err)
 	}
 	if cfg.TLS != nil {
@@ -74,34 +74,34 @@ func (c *Client) addFrontend(cfg FrontendConfig) error {
 	return nil
 }
 
-// profile returns what the front end keeps of the daemon's rights; nil: all of
+// frontendProfile returns what the front end keeps of the daemon's rights; nil: all of
 // them. Only root's front ends ublk and nbd can show disks.
-func (c *Config) profile(frontend string) (*confine.Profile, error) {
+func (c *Config) frontendProfile(frontend string) (*confine.Profile, error) {
 	disks := os.Geteuid() == 0 && (frontend == "ublk" || frontend == "nbd")
 	return c.Confine.Frontend(frontend, disks)
 }
 
-// joined gives a process its devices and, last, the sockets: users waiting in
+// onProcess gives a process its devices and, last, the sockets: users waiting in
 // the backlog must find their device.
-func (f *frontend) joined(ctx context.Context, in *supervise.Instance) error {
+func (f *frontend) onProcess(ctx context.Context, in *supervise.Instance) error {
 	h := newHost(f, in)
-	f.setHost(h)
+	f.setProcess(h)
 	if err := h.addSources(); err != nil {
 		return err
 	}
 	f.awaitSettled(ctx, h)
-	return f.giveSockets(ctx, h)
+	return f.passSockets(ctx, h)
 }
 
-// left records that the process has died.
-func (f *frontend) left(*supervise.Instance, error) {
+// onProcessLeft records that the process has died.
+func (f *frontend) onProcessLeft(*supervise.Instance, error) {
 	f.mu.Lock()
-	h := f.host
-	f.host = nil
+	h := f.current
+	f.current = nil
 	f.mu.Unlock()
-	h.orphan()
+	h.endRings()
 	if f.parting.Load() { // before the next process is there
-		for _, a := range f.all() {
+		for _, a := range f.allAttachments() {
 			a.setWant(wantLeft)
 		}
 	}
@@ -109,30 +109,30 @@ func (f *frontend) left(*supervise.Instance, error) {
 	close(h.parted)
 }
 
-// setHost makes h the process that attachments use.
-func (f *frontend) setHost(h *host) {
+// setProcess makes h the process that attachments use.
+func (f *frontend) setProcess(h *frontendProcess) {
 	f.mu.Lock()
-	f.host = h
+	f.current = h
 	f.mu.Unlock()
 	f.pokeAll()
 }
 
 // awaitSettled waits until h serves the devices of the process before, except
 // for those that fail. A device that hangs delays the sockets only briefly.
-func (f *frontend) awaitSettled(ctx context.Context, h *host) {
+func (f *frontend) awaitSettled(ctx context.Context, h *frontendProcess) {
 	if len(f.sockets) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, socketsWait)
 	defer cancel()
 	defer context.AfterFunc(h.Context(), cancel)()
-	for _, a := range f.all() {
-		a.await(ctx, func() bool { return a.settled(h) })
+	for _, a := range f.allAttachments() {
+		a.awaitState(ctx, func() bool { return a.settledWith(h) })
 	}
 }
 
-// add shows d to users.
-func (f *frontend) add(ctx context.Context, d *Device) error {
+// addDevice shows d to users.
+func (f *frontend) addDevice(ctx context.Context, d *Device) error {
 	a, first, err := f.newAttachment(ctx, d)
 	if err != nil {
 		return err
@@ -143,17 +143,17 @@ func (f *frontend) add(ctx context.Context, d *Device) error {
 	return err
 }
 
-// remove removes d. The error is EBUSY if it is in use and force is false.
-func (f *frontend) remove(ctx context.Context, d *Device, force bool) error {
+// removeDevice removes d. The error is EBUSY if it is in use and force is false.
+func (f *frontend) removeDevice(ctx context.Context, d *Device, force bool) error {
 	a := f.attachmentOf(d)
 	switch {
 	case a == nil:
 		return nil
 	case force:
-		a.evict(ctx)
+		a.forceRemove(ctx)
 		return nil
 	}
-	return a.dismiss(ctx)
+	return a.removeUnused(ctx)
 }
 
 // attachmentOf returns d's attachment at f, or nil if it has none any more.
@@ -164,17 +164,17 @@ func (f *frontend) attachmentOf(d *Device) *attachment {
 	return nil
 }
 
-// release ends d's attachment, after its last request.
-func (f *frontend) release(d *Device) {
+// releaseDevice ends d's attachment, after its last request.
+func (f *frontend) releaseDevice(d *Device) {
 	if a := f.attachmentOf(d); a != nil {
-		a.release()
+		a.endAfterRequests()
 	}
 }
 
-// resize tells the process limits that may have changed, without waiting.
-func (f *frontend) resize(d *Device) {
+// resizeDevice tells the process limits that may have changed, without waiting.
+func (f *frontend) resizeDevice(d *Device) {
 	if a := f.attachmentOf(d); a != nil {
-		a.poke()
+		a.wakeWorker()
 	}
 }
 
@@ -185,34 +185,34 @@ func (f *frontend) resizeNow(ctx context.Context, d *Device) {
 	if a == nil {
 		return
 	}
-	a.poke()
+	a.wakeWorker()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	a.await(ctx, func() bool { return a.state != shown || a.told == d.Limits() })
+	a.awaitState(ctx, func() bool { return a.state != shown || a.told == d.Limits() })
 }
 
-// shows reports whether a process is being shown d and so uses its memory.
-func (f *frontend) shows(d *Device) bool {
+// showsDevice reports whether a process is being shown d and so uses its memory.
+func (f *frontend) showsDevice(d *Device) bool {
 	a := f.attachmentOf(d)
-	return a != nil && a.shows()
+	return a != nil && a.isShowing()
 }
 
-// lingers reports whether an attachment has the index.
-func (f *frontend) lingers(index uint32) bool {
+// keepsIndex reports whether an attachment has the index.
+func (f *frontend) keepsIndex(index uint32) bool {
 	f.mu.Lock()
 	a := f.attachments[index]
 	f.mu.Unlock()
-	return a != nil && a.lingers()
+	return a != nil && a.keepsIndex()
 }
 
-// lingers reports whether an attachment of any front end has the index.
-func (c *Client) lingers(index uint32) bool {
-	return slices.ContainsFunc(c.frontends, func(f *frontend) bool { return f.lingers(index) })
+// keepsIndex reports whether an attachment of any front end has the index.
+func (c *Client) keepsIndex(index uint32) bool {
+	return slices.ContainsFunc(c.frontends, func(f *frontend) bool { return f.keepsIndex(index) })
 }
 
-// status asks the process for the status of d.
-func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
-	h, err := f.current()
+// deviceStatus asks the process for the status of d.
+func (f *frontend) deviceStatus(ctx context.Context, d *Device) plugin.DeviceStatus {
+	h, err := f.requireProcess()
 	if err != nil || ctx.Err() != nil {
 		return plugin.DeviceStatus{}
 	}
@@ -223,16 +223,16 @@ func (f *frontend) status(ctx context.Context, d *Device) plugin.DeviceStatus {
 	return d.statusOfLoop(st)
 }
 
-// stats asks the process for the latencies of requests, by device.
-func (f *frontend) stats(ctx context.Context) map[uint32]*latency.Snapshots {
+// deviceStats asks the process for the latencies of requests, by device.
+func (f *frontend) deviceStats(ctx context.Context) map[uint32]*latency.Snapshots {
 	return f.sup.Stats(ctx)
 }
 
-// listen opens the sockets of the front end. Those that another process made
+// openSockets opens the sockets of the front end. Those that another process made
 // are taken first.
-func (f *frontend) listen() error {
+func (f *frontend) openSockets() error {
 	for i, file := range slices.Concat(f.cfg.Sockets, f.cfg.TrustedSockets) {
-		s, err := inherit(file)
+		s, err := inheritSocket(file)
 		if err != nil {
 			return err
 		}
@@ -243,10 +243,10 @@ func (f *frontend) listen() error {
 	}
 	for _, l := range f.cfg.Listen {
 		name, said := strings.CutSuffix(l, trusted)
-		if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.name == name }) {
+		if slices.ContainsFunc(f.sockets, func(s listenSocket) bool { return s.name == name }) {
 			continue
 		}
-		s, err := listen(name, f.cfg.Inherited[name])
+		s, err := openListen(name, f.cfg.Inherited[name])
 		if err != nil {
 			return err
 		}
@@ -262,7 +262,7 @@ func (f *frontend) listen() error {
 	return nil
 }
 
-func (f *frontend) addSocket(s socket) error {
+func (f *frontend) addSocket(s listenSocket) error {
 	if err := f.checkReach(&s); err != nil {
 		s.close()
 		return err
@@ -271,16 +271,16 @@ func (f *frontend) addSocket(s socket) error {
 	return nil
 }
 
-// giveSockets gives the process the sockets, once, and not before users are
+// passSockets gives the process the sockets, once, and not before users are
 // served. During Close a process gets none: its devices are being unmapped, and it would
 // refuse users that can wait for the next daemon.
-func (f *frontend) giveSockets(ctx context.Context, h *host) error {
+func (f *frontend) passSockets(ctx context.Context, h *frontendProcess) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
 	if f.hold || h.given || f.client.life.Err() != nil {
 		return nil
 	}
-	if err := f.protect(ctx, h); err != nil {
+	if err := f.sendTLS(ctx, h); err != nil {
 		return err
 	}
 	h.given = true
@@ -299,8 +299,8 @@ func (f *frontend) leaveUsers() {
 	if f.client.leaveNothing.Load() {
 		return
 	}
-	if slices.ContainsFunc(f.sockets, func(s socket) bool { return s.kept }) {
-		f.abandon()
+	if slices.ContainsFunc(f.sockets, func(s listenSocket) bool { return s.kept }) {
+		f.killForGood()
 	}
 }
 
@@ -314,8 +314,8 @@ func (f *frontend) endStarts() {
 	f.pokeAll()
 }
 
-// abandon kills the process, as in a crash, and starts no other.
-func (f *frontend) abandon() {
+// killForGood kills the process, as in a crash, and starts no other.
+func (f *frontend) killForGood() {
 	f.endStarts()
 	in, err := f.sup.Current()
 	if err != nil {
@@ -324,20 +324,20 @@ func (f *frontend) abandon() {
 	in.Process.Kill()
 	select {
 	case <-in.Exited():
-	case <-time.After(takeAwayTime): // its I/O keeps it; it serves no user
+	case <-time.After(removeTime): // its I/O keeps it; it serves no user
 	}
 }
 
-// stop ends the process and its attachments.
-func (f *frontend) stop(ctx context.Context) error {
+// endProcess ends the process and its attachments.
+func (f *frontend) endProcess(ctx context.Context) error {
 	for i := range f.sockets {
 		f.sockets[i].close()
 	}
 	f.endStarts()
 	f.awaitTakenAway()
-	f.takeUsers(ctx)
+	f.fetchUsers(ctx)
 	err := f.sup.Stop(ctx)
-	await(&f.orphans, forcedClose)
+	awaitGroup(&f.orphans, forcedClose)
 	f.endLife()
 	f.workers.Wait()
 	f.orphans.Wait()
@@ -347,17 +347,17 @@ func (f *frontend) stop(ctx context.Context) error {
 // awaitTakenAway waits until the running process has removed all lingering
 // disks.
 func (f *frontend) awaitTakenAway() {
-	ctx, cancel := context.WithTimeout(f.life, takeAwayTime)
+	ctx, cancel := context.WithTimeout(f.life, removeTime)
 	defer cancel()
-	for _, a := range f.all() {
-		if a.lingers() {
+	for _, a := range f.allAttachments() {
+		if a.keepsIndex() {
 			a.awaitGone(ctx)
 		}
 	}
 }
 
-// await waits for a group, at most for limit.
-func await(group *sync.WaitGroup, limit time.Duration) {
+// awaitGroup waits for a group, at most for limit.
+func awaitGroup(group *sync.WaitGroup, limit time.Duration) {
 	done := make(chan struct{})
 	go func() {
 		group.Wait()

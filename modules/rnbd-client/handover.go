@@ -13,7 +13,7 @@ import (
 // maxGrace bounds the grace that a server may name.
 const maxGrace = 30 * time.Second
 
-// onHandOver handles the news of a hand-over within so many milliseconds; 0: it is
+// onHandOver handles the event of a hand-over within so many milliseconds; 0: it is
 // called off. It reports whether the requests of the session are held back, and
 // returns when no pump sends one any more.
 func (s *session) onHandOver(ctx context.Context, milliseconds uint64) (holds bool) {
@@ -32,8 +32,8 @@ func (s *session) onHandOver(ctx context.Context, milliseconds uint64) (holds bo
 	s.leavingEnds = time.AfterFunc(grace, s.endHandOver)
 	s.mu.Unlock()
 	s.transport.ExpectReturn(grace)
-	for _, d := range s.list() {
-		d.hold()
+	for _, d := range s.listDevices() {
+		d.holdRequests()
 	}
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -48,8 +48,8 @@ func (s *session) onHandOver(ctx context.Context, milliseconds uint64) (holds bo
 // returnPause takes the place of reopenDelay while the server hands over.
 const returnPause = 20 * time.Millisecond
 
-// hold makes the requests of an open device wait.
-func (d *Device) hold() {
+// holdRequests makes the requests of an open device wait.
+func (d *Device) holdRequests() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state == Open && d.gate.Load() == gateOpen {
@@ -63,10 +63,10 @@ func (d *Device) hold() {
 func (s *session) endHandOver() {
 	s.leaving.Store(false)
 	s.transport.ExpectReturn(0)
-	for _, d := range s.list() {
+	for _, d := range s.listDevices() {
 		d.letGo()
 	}
-	s.redundancy.look(s.transport.Paths())
+	s.redundancy.comparePaths(s.transport.Paths())
 }
 
 // letGo ends what hold and the grace of a hand-over have done to d.
@@ -76,7 +76,7 @@ func (d *Device) letGo() {
 	switch {
 	case d.state == Open && d.stopped: // the server has not left
 		d.setGate(gateOpen)
-	case d.state == Closed && !d.waits() && !d.needsRemap:
+	case d.state == Closed && !d.waitsForPath() && !d.needsRemap:
 		d.setGate(gateFail)
 	}
 	d.stopped = false

@@ -10,10 +10,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// join adds d to the session of that name, or opens the session. fresh reports
+// joinSession adds d to the session of that name, or opens the session. fresh reports
 // that it was opened. Maps wait while their session is being opened, or while
 // the last one of that name is being closed.
-func (c *Client) join(ctx context.Context, d *Device, name string, r MapRequest) (fresh bool, err error) {
+func (c *Client) joinSession(ctx context.Context, d *Device, name string, r MapRequest) (fresh bool, err error) {
 	changed, err := c.joinOpen(d, name, r)
 	for ; changed != nil; changed, err = c.joinOpen(d, name, r) {
 		select {
@@ -30,7 +30,7 @@ func (c *Client) join(ctx context.Context, d *Device, name string, r MapRequest)
 	defer c.mu.Unlock()
 	if err == nil {
 		d.session, s.devices = s, []*Device{d}
-		s.divide()
+		s.dividePermits()
 		c.sessions[name] = s
 	}
 	c.endChange(name)
@@ -57,7 +57,7 @@ func (c *Client) joinOpen(d *Device, name string, r MapRequest) (changed <-chan 
 		return nil, fmt.Errorf("session %q is there, and one with poll queues has no other device: %w", name, syscall.EINVAL)
 	}
 	d.session, s.devices = s, append(s.devices, d)
-	s.divide()
+	s.dividePermits()
 	return nil, nil
 }
 
@@ -83,8 +83,8 @@ func (c *Client) sessionName(paths []string) (string, error) {
 	return clean.Replace(c.cfg.Hostname + "-" + c.token + "@" + verbs.AddrPortString(p.Dst)), nil
 }
 
-// leave removes d from its session and closes the session with its last device.
-func (c *Client) leave(ctx context.Context, d *Device) {
+// leaveSession removes d from its session and closes the session with its last device.
+func (c *Client) leaveSession(ctx context.Context, d *Device) {
 	c.mu.Lock()
 	s := d.session
 	for i, other := range s.devices {
@@ -93,7 +93,7 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 			break
 		}
 	}
-	s.divide()
+	s.dividePermits()
 	last := len(s.devices) == 0
 	if last {
 		delete(c.sessions, s.name)
@@ -108,6 +108,6 @@ func (c *Client) leave(ctx context.Context, d *Device) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended.note(s.name)
+	c.ended.noteEnd(s.name)
 	c.endChange(s.name)
 }

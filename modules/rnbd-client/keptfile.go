@@ -57,7 +57,7 @@ func (c *Client) endFile(m *mountedFile) error {
 			c.log.Warn("loop device of an unmapped device stays until losetup removes it", "file", m.path, "err", err)
 		}
 	}
-	return m.unmount(true)
+	return m.unmountFile(true)
 }
 
 // endKept removes the mount that is kept for a mapping that is given up. The caller holds

@@ -10,27 +10,27 @@ package client
 //	lane.full     at the bound of their window; an answer moves them to turn
 //	pump.parked   their gate is shut; the move of a gate moves them to turn
 //
-// (*lane).serve in queue.go takes them from there. So a session without permits
+// (*lane).serveDevices in queue.go takes them from there. So a session without permits
 // delays its own devices only, and a device with requests that hang leaves permits
 // to the others of its session.
 
 // none ends a list of requests.
 const none = ^uint64(0)
 
-func emptyList() list { return list{none, none} }
+func emptyList() requestList { return requestList{none, none} }
 
 // newShares makes a share for each pump.
-func newShares(pumps int) []share {
-	all := make([]share, pumps)
+func newShares(pumps int) []deviceShare {
+	all := make([]deviceShare, pumps)
 	for i := range all {
 		all[i].waiting = emptyList()
 	}
 	return all
 }
 
-func (l *list) empty() bool { return l.head == none }
+func (l *requestList) empty() bool { return l.head == none }
 
-func (l *deviceList) push(pump int, d *Device) {
+func (l *deviceList) pushDevice(pump int, d *Device) {
 	d.shares[pump].next = nil
 	if l.head == nil {
 		l.head = d
@@ -40,7 +40,7 @@ func (l *deviceList) push(pump int, d *Device) {
 	l.tail = d
 }
 
-func (l *deviceList) pop(pump int) *Device {
+func (l *deviceList) popDevice(pump int) *Device {
 	d := l.head
 	l.head = d.shares[pump].next
 	return d
@@ -53,8 +53,8 @@ func (l *deviceList) pushFront(pump int, d *Device) {
 	l.head = d
 }
 
-// take moves all of other to the end of l.
-func (l *deviceList) take(pump int, other *deviceList) {
+// takeAll moves all of other to the end of l.
+func (l *deviceList) takeAll(pump int, other *deviceList) {
 	if other.head == nil {
 		return
 	}
@@ -68,17 +68,17 @@ func (l *deviceList) take(pump int, other *deviceList) {
 }
 
 // newWindow divides depth permits among devices on pumps.
-func newWindow(depth, pumps, devices int) *window {
+func newWindow(depth, pumps, devices int) *permitWindow {
 	kept := min(4+depth/32, depth/4+1, depth-1)
-	w := &window{total: max(depth-kept, 1), alone: devices <= 1}
+	w := &permitWindow{total: max(depth-kept, 1), alone: devices <= 1}
 	w.lane = max(w.total/pumps, 1)
 	w.pool = max(w.lane-devices, w.lane/2)
 	return w
 }
 
-// divide gives each device its part of the permits. The caller holds Client.mu,
+// dividePermits gives each device its part of the permits. The caller holds Client.mu,
 // or is the only user of the session.
-func (s *session) divide() {
+func (s *session) dividePermits() {
 	s.window.Store(newWindow(s.transport.QueueDepth(), len(s.lanes), len(s.devices)))
 }
 
@@ -87,78 +87,78 @@ func (s *session) divide() {
 // two leave a fifth. Each device also has one permit outside of the pool.
 const greed = 2
 
-// admits reports whether the device with that share may send one more request.
-func (l *lane) admits(sh *share) bool {
+// mayAdmit reports whether the device with that share may send one more request.
+func (l *sessionLane) mayAdmit(sh *deviceShare) bool {
 	w := l.session.window.Load()
 	switch {
 	case sh.sent == 0:
 		return true
 	case w.alone:
-		return sh.sent < w.lane || l.session.sent() < w.total
+		return sh.sent < w.lane || l.session.sentCount() < w.total
 	}
 	return sh.sent <= greed*(w.pool-l.pooled)
 }
 
-// sent counts the requests that hold a permit, on all pumps.
-func (s *session) sent() (n int) {
+// sentCount counts the requests that hold a permit, on all pumps.
+func (s *session) sentCount() (n int) {
 	for _, l := range s.lanes {
 		n += int(l.sent.Load())
 	}
 	return n
 }
 
-// began counts a request that has got a permit, ended one that has given it
+// onSent counts a request that has got a permit, ended one that has given it
 // back.
-func (l *lane) began(sh *share) {
+func (l *sessionLane) onSent(sh *deviceShare) {
 	if sh.sent++; sh.sent > 1 {
 		l.pooled++
 	}
 	l.sent.Add(1)
 }
 
-func (l *lane) ended(sh *share) {
+func (l *sessionLane) onEnded(sh *deviceShare) {
 	if sh.sent > 1 {
 		l.pooled--
 	}
 	sh.sent--
 	l.sent.Add(-1)
-	l.turn.take(l.pump.index, &l.full)
-	l.unblock()
+	l.turn.takeAll(l.pump.index, &l.full)
+	l.resumeServe()
 }
 
-// unblock makes the pump serve the lane again: a permit is free.
-func (l *lane) unblock() {
+// resumeServe makes the pump serve the lane again: a permit is free.
+func (l *sessionLane) resumeServe() {
 	l.blocked = false
 	if l.turn.head != nil {
-		l.list()
+		l.scheduleServe()
 	}
 }
 
-// list makes the pump serve the lane in its next round.
-func (l *lane) list() {
+// scheduleServe makes the pump serve the lane in its next round.
+func (l *sessionLane) scheduleServe() {
 	if !l.listed && !l.blocked {
 		l.listed, l.next, l.pump.lanes = true, l.pump.lanes, l
 	}
 }
 
-// enqueue adds d to turn, unless it is in a list already.
-func (l *lane) enqueue(d *Device) {
+// enqueueDevice adds d to turn, unless it is in a list already.
+func (l *sessionLane) enqueueDevice(d *Device) {
 	if sh := &d.shares[l.pump.index]; !sh.placed {
 		sh.placed = true
-		l.turn.push(l.pump.index, d)
-		l.list()
+		l.turn.pushDevice(l.pump.index, d)
+		l.scheduleServe()
 	}
 }
 
-// wait appends a request to those of d.
-func (l *lane) wait(d *Device, tag uint64) {
-	l.pump.push(&d.shares[l.pump.index].waiting, tag)
-	l.enqueue(d)
+// enqueueRequest appends a request to those of d.
+func (l *sessionLane) enqueueRequest(d *Device, tag uint64) {
+	l.pump.pushRequest(&d.shares[l.pump.index].waiting, tag)
+	l.enqueueDevice(d)
 }
 
 // waitAgain inserts a request that was sent before. Such requests come first,
 // in the order of their tags.
-func (l *lane) waitAgain(d *Device, tag uint64) {
+func (l *sessionLane) waitAgain(d *Device, tag uint64) {
 	p, waiting := l.pump, &d.shares[l.pump.index].waiting
 	r, before := p.request(tag), none
 	next := waiting.head
@@ -175,17 +175,19 @@ func (l *lane) waitAgain(d *Device, tag uint64) {
 	} else {
 		p.request(before).next = tag
 	}
-	l.enqueue(d)
+	l.enqueueDevice(d)
 }
 
-func (p *pumpShare) at(tag uint64) (s *source, i uint32) { return p.sources[tag>>32], uint32(tag) }
+func (p *pumpShare) locateTag(tag uint64) (s *ringSource, i uint32) {
+	return p.sources[tag>>32], uint32(tag)
+}
 
 func (p *pumpShare) request(tag uint64) *request {
-	s, i := p.at(tag)
+	s, i := p.locateTag(tag)
 	return &s.reqs[i]
 }
 
-func (p *pumpShare) push(l *list, tag uint64) {
+func (p *pumpShare) pushRequest(l *requestList, tag uint64) {
 	p.request(tag).next = none
 	if l.empty() {
 		l.head = tag
@@ -195,11 +197,11 @@ func (p *pumpShare) push(l *list, tag uint64) {
 	l.tail = tag
 }
 
-func (p *pumpShare) pop(l *list) uint64 {
+func (p *pumpShare) popRequest(l *requestList) uint64 {
 	tag := l.head
 	l.head = p.request(tag).next
 	return tag
 }
 
-// tag identifies request i on the pump and to RTRS.
-func (s *source) tag(i uint32) uint64 { return uint64(s.index)<<32 | uint64(i) }
+// requestTag identifies request i on the pump and to RTRS.
+func (s *ringSource) requestTag(i uint32) uint64 { return uint64(s.index)<<32 | uint64(i) }

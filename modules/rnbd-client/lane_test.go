@@ -139,7 +139,7 @@ func TestWindow(t *testing.T) {
 		{"not connected yet", 0, 1, 0, 1, 1, 1, true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			want := window{total: x.total, lane: x.lane, pool: x.pool, alone: x.alone}
+			want := permitWindow{total: x.total, lane: x.lane, pool: x.pool, alone: x.alone}
 			if w := *newWindow(x.depth, x.pumps, x.devices); w != want {
 				t.Errorf("got %+v, want %+v", w, want)
 			}
@@ -151,15 +151,15 @@ func TestWindow(t *testing.T) {
 func TestWindowLeavesPermitsToTheLast(t *testing.T) {
 	for _, depth := range []int{16, 64, 128, 512} {
 		for _, devices := range []int{2, 4, 8, 16} {
-			l := &lane{session: &session{}, pump: &pumpShare{}}
-			l.session.lanes = []*lane{l}
+			l := &sessionLane{session: &session{}, pump: &pumpShare{}}
+			l.session.lanes = []*sessionLane{l}
 			w := newWindow(depth, 1, devices)
 			l.session.window.Store(w)
 			all := 0
 			for range min(devices, w.total) {
-				sh := &share{waiting: emptyList()}
-				for l.admits(sh) {
-					l.began(sh)
+				sh := &deviceShare{waiting: emptyList()}
+				for l.mayAdmit(sh) {
+					l.onSent(sh)
 					all++
 				}
 				if sh.sent == 0 {
@@ -174,21 +174,21 @@ func TestWindowLeavesPermitsToTheLast(t *testing.T) {
 }
 
 // idleLane is a pump with one source and one device. Its requests are not sent.
-func idleLane() (*pumpShare, *source, *Device) {
+func idleLane() (*pumpShare, *ringSource, *Device) {
 	c := &Client{}
 	p := &pumpShare{client: c}
 	c.pumps = []*pumpShare{p}
 	ses := &session{client: c}
-	ses.lanes = []*lane{{session: ses, pump: p}}
+	ses.lanes = []*sessionLane{{session: ses, pump: p}}
 	ses.window.Store(newWindow(64, 1, 2))
 	s := newSource(p, nil, nil, 64)
 	s.orphaned = true // nobody reads answers
-	p.sources = []*source{s}
-	return p, s, &Device{client: c, session: ses, shares: newShares(1), latency: make([]stages, 1)}
+	p.sources = []*ringSource{s}
+	return p, s, &Device{client: c, session: ses, shares: newShares(1), latency: make([]pumpLatencies, 1)}
 }
 
 // accept is onSubmit after its checks.
-func (s *source) accept(d *Device, tag uint64) uint32 {
+func (s *ringSource) accept(d *Device, tag uint64) uint32 {
 	i := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	s.reqs[i] = request{sqe: shm.SQE{Op: blk.Read, Tag: tag}, dev: d}
@@ -204,18 +204,18 @@ func TestLaneWaitsWithoutAllocating(t *testing.T) {
 		for tag := range uint64(32) {
 			i := s.accept(d, 32-tag)
 			if tag%2 == 0 {
-				l.wait(d, s.tag(i))
+				l.enqueueRequest(d, s.requestTag(i))
 			} else {
-				l.waitAgain(d, s.tag(i))
+				l.waitAgain(d, s.requestTag(i))
 			}
 		}
-		p.serve()
+		p.serveLanes()
 	}
 	if n := testing.AllocsPerRun(100, round); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if s.inflight != 0 || len(s.free) != 64 || d.inflight() != 0 {
-		t.Errorf("%d requests in flight, %d slots free, the device has %d", s.inflight, len(s.free), d.inflight())
+	if s.inflight != 0 || len(s.free) != 64 || d.inFlight() != 0 {
+		t.Errorf("%d requests in flight, %d slots free, the device has %d", s.inflight, len(s.free), d.inFlight())
 	}
 }
 
@@ -224,14 +224,14 @@ func TestLaneOrderOfWaitingRequests(t *testing.T) {
 	p, s, d := idleLane()
 	l := d.session.lanes[0]
 	for _, tag := range []uint64{9, 8} {
-		l.wait(d, s.tag(s.accept(d, tag)))
+		l.enqueueRequest(d, s.requestTag(s.accept(d, tag)))
 	}
 	for _, tag := range []uint64{5, 3, 7, 1, 6} {
 		i := s.accept(d, tag)
 		s.reqs[i].sent = 1
-		l.waitAgain(d, s.tag(i))
+		l.waitAgain(d, s.requestTag(i))
 	}
-	l.wait(d, s.tag(s.accept(d, 2)))
+	l.enqueueRequest(d, s.requestTag(s.accept(d, 2)))
 	var got []uint64
 	for at := d.shares[0].waiting.head; at != none; at = p.request(at).next {
 		got = append(got, p.request(at).sqe.Tag)

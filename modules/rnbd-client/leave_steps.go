@@ -17,7 +17,7 @@ type departure struct {
 	client *Client
 	steps  []departureStep
 	h      *Handover
-	places []*place
+	places []*reservation
 	kept   bool // mayLeave has succeeded
 	given  bool // front ends were asked to give up connections: TakeOver must follow
 }
@@ -36,10 +36,10 @@ func newDeparture(c *Client) *departure {
 		{"mayLeave", p.keep, p.letGo},
 		{"roomForUsers", c.roomForUsers, nil},
 		{"releaseUsers", p.releaseUsers, nil},
-		{"settle users", func(ctx context.Context) error { return c.settle(ctx, p.of(false)) }, nil},
+		{"settle users", func(ctx context.Context) error { return c.awaitIdle(ctx, p.of(false)) }, nil},
 		{"partDisks", func(ctx context.Context) error { c.partDisks(ctx); return nil }, p.departParted},
 		{"settle disks", p.settleDisks, nil},
-		{"depart", func(ctx context.Context) error { return c.depart(ctx, p.places) }, nil},
+		{"depart", func(ctx context.Context) error { return c.closeDevices(ctx, p.places) }, nil},
 		{"closeFabrics", p.closeFabrics, nil},
 	}
 	return p
@@ -74,9 +74,9 @@ func (p *departure) keep(context.Context) (err error) {
 
 // letGo ends the hand-over of the devices that are still there.
 func (p *departure) letGo(context.Context) {
-	p.client.stay(p.places...)
+	p.client.endHandOver(p.places...)
 	if p.kept && !p.given {
-		p.client.back()
+		p.client.undoHandOver()
 	}
 }
 
@@ -85,15 +85,15 @@ func (p *departure) releaseUsers(ctx context.Context) error {
 	if err := p.client.releaseUsers(ctx, p.h); err != nil {
 		return err
 	}
-	for _, d := range p.client.disks() {
+	for _, d := range p.client.nodeDevices() {
 		d.fe.Load().parting.Store(true)
 	}
 	return nil
 }
 
 // of returns the places of the devices whose front ends end, or of the others.
-func (p *departure) of(ends bool) []*place {
-	return slices.DeleteFunc(slices.Clone(p.places), func(q *place) bool { return q.d.fe.Load().parting.Load() != ends })
+func (p *departure) of(ends bool) []*reservation {
+	return slices.DeleteFunc(slices.Clone(p.places), func(q *reservation) bool { return q.d.fe.Load().parting.Load() != ends })
 }
 
 // departParted takes the devices away that no front end has any more, for TakeOver to map
@@ -101,15 +101,15 @@ func (p *departure) of(ends bool) []*place {
 func (p *departure) departParted(ctx context.Context) {
 	left := p.of(true)
 	p.client.mapMu.Lock()
-	left = slices.DeleteFunc(left, func(q *place) bool { return q.work == 0 || q.d.fe.Load().attachmentOf(q.d) != nil })
+	left = slices.DeleteFunc(left, func(q *reservation) bool { return q.work == 0 || q.d.fe.Load().attachmentOf(q.d) != nil })
 	p.client.mapMu.Unlock()
-	if err := p.client.depart(ctx, left); err != nil {
+	if err := p.client.closeDevices(ctx, left); err != nil {
 		p.client.log.Warn("devices without a front end are still there", "err", err)
 	}
 }
 
 func (p *departure) settleDisks(ctx context.Context) error {
-	err := p.client.settle(ctx, p.places)
+	err := p.client.awaitIdle(ctx, p.places)
 	p.h.state.noteClean(p.places)
 	return err
 }

@@ -11,10 +11,10 @@ import (
 // force. Such a disk is recorded from before it is made until it is gone, so
 // that the next daemon removes it.
 
-// leftover returns the disk that the next daemon must remove if this one ends
+// leftoverDisk returns the disk that the next daemon must remove if this one ends
 // now. made reports that the device is to be shown. Then the record is needed
 // only until its map has ended.
-func (a *attachment) leftover() (l savedLeftover, made, ok bool) {
+func (a *attachment) leftoverDisk() (l savedLeftover, made, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l, ok = a.leftoverLocked()
@@ -35,16 +35,16 @@ func (a *attachment) leftoverLocked() (savedLeftover, bool) {
 	return l, a.node && (l.Location == plugin.LocationUnknown || isNode(l.Location))
 }
 
-// leftovers returns the records for the state file. The caller holds mapMu.
-func (c *Client) leftovers() []savedLeftover {
+// leftoverRecords returns the records for the state file. The caller holds mapMu.
+func (c *Client) leftoverRecords() []savedLeftover {
 	all := slices.Clone(c.foreign)
 	for _, f := range c.frontends {
 		f.mu.Lock()
 		all = append(all, f.undone...)
 		f.mu.Unlock()
-		for _, a := range f.all() {
+		for _, a := range f.allAttachments() {
 			p := c.places[a.index]
-			if l, made, ok := a.leftover(); ok && (!made || p != nil && p.work == mapping) {
+			if l, made, ok := a.leftoverDisk(); ok && (!made || p != nil && p.work == mapping) {
 				all = append(all, l)
 			}
 		}

@@ -112,7 +112,7 @@ func TestState_LeftoverOfAnotherFrontEnd(t *testing.T) {
 	must(t, writeState(file, &savedState{Version: stateVersion, Leftovers: []savedLeftover{l}}))
 	s := newTarget(t, 1<<20)
 	c := s.clientToClose(withTestFront(t), use)
-	c.note()
+	c.saveLeftovers()
 	must(t, c.Close(t.Context()))
 	if state := load(t, file); len(state.Leftovers) != 1 || state.Leftovers[0].Location != "/dev/ublkb7" {
 		t.Errorf("written down: %+v", state)
@@ -160,7 +160,7 @@ func TestState_MapGivenUpBeforeTheDiskIsWrittenDown(t *testing.T) {
 		return err
 	})
 	var all []*attachment
-	eventually(t, "the disk is to be written down", func() bool { all = c.frontends[0].all(); return len(all) == 1 && c.unsaved.Load() })
+	eventually(t, "the disk is to be written down", func() bool { all = c.frontends[0].allAttachments(); return len(all) == 1 && c.unsaved.Load() })
 	cancel()
 	eventually(t, "the memory is given back", func() bool {
 		all[0].mu.Lock()
@@ -171,7 +171,7 @@ func TestState_MapGivenUpBeforeTheDiskIsWrittenDown(t *testing.T) {
 	if err := soon(t, "the map", mapped); !errors.Is(err, context.Canceled) {
 		t.Errorf("map: %v", err)
 	}
-	eventually(t, "its place is free", func() bool { return !c.lingers(0) })
+	eventually(t, "its place is free", func() bool { return !c.keepsIndex(0) })
 	if dir.adds() != 0 {
 		t.Error("the device was shown")
 	}

@@ -163,7 +163,7 @@ func TestOpen_SessionLostBeforeTheAnswerIsTakenOver(t *testing.T) {
 		open func(*target, *Client, *Device) error
 	}{
 		{"map", func(s *target, c *Client, _ *Device) error { _, err := s.mapIn(c, "vol2", ""); return err }},
-		{"reopen", func(s *target, _ *Client, d *Device) error { return d.reopen(s.t.Context()) }},
+		{"reopen", func(s *target, _ *Client, d *Device) error { return d.tryReopen(s.t.Context()) }},
 		{"remap", func(s *target, c *Client, d *Device) error { _, err := c.Remap(s.t.Context(), d.name); return err }},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -207,8 +207,8 @@ func TestOpen_SessionLostBeforeTheAnswerIsTakenOver(t *testing.T) {
 // The same a moment later: the answer is taken over, the device not open yet.
 func TestOpen_SessionLostAfterTheAnswerIsTakenOver(t *testing.T) {
 	for name, finish := range map[string]func(*Device) error{
-		"reopen": func(d *Device) error { return d.reopened(nil) },
-		"remap":  (*Device).remapped,
+		"reopen": func(d *Device) error { return d.finishReopen(nil) },
+		"remap":  (*Device).finishRemap,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newTarget(t, 1<<20)
@@ -267,7 +267,7 @@ func TestOpen_AnsweredAfterTheUnmap(t *testing.T) {
 		want error
 	}{
 		{"remap", func(ctx context.Context, c *Client, d *Device) error { _, err := c.Remap(ctx, d.name); return err }, syscall.ENODEV},
-		{"reopen", func(ctx context.Context, _ *Client, d *Device) error { return d.reopen(ctx) }, nil},
+		{"reopen", func(ctx context.Context, _ *Client, d *Device) error { return d.tryReopen(ctx) }, nil},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			s, c, d := mapLost(t)
@@ -295,7 +295,7 @@ func TestUnmap_OpenOnTheServerOnly(t *testing.T) {
 	if s.count("close") != 1 {
 		t.Errorf("messages %q, want one CLOSE", s.messages())
 	}
-	if err := d.remapped(); !errors.Is(err, syscall.ENODEV) {
+	if err := d.finishRemap(); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("the remap of it: %v, want ENODEV", err)
 	}
 }
@@ -389,7 +389,7 @@ func TestMap_CancelledWhileTheFrontEndShowsIt(t *testing.T) {
 		t.Fatalf("map: %v", err)
 	}
 	must(t, os.Remove(dir.file("hold")))
-	eventually(t, "its place is free", func() bool { return !c.lingers(0) })
+	eventually(t, "its place is free", func() bool { return !c.keepsIndex(0) })
 	d, err := c.Map(t.Context(), r)
 	must(t, err)
 	if d.index != 0 {

@@ -17,8 +17,8 @@ func linkName(session, path string) string {
 	return filepath.Join(clean.Replace(session), clean.Replace(path))
 }
 
-// link makes the link of d. A missing link is no failure: errors are logged.
-func (d *Device) link() {
+// makeLink makes the link of d. A missing link is no failure: errors are logged.
+func (d *Device) makeLink() {
 	d.changeLink(func(name, node string) {
 		if err := replaceLink(name, node); err != nil {
 			d.log.Warn("the device has no link", "link", name, "err", err)
@@ -26,8 +26,8 @@ func (d *Device) link() {
 	})
 }
 
-// unlink removes the link of d, unless it points to another node by now.
-func (d *Device) unlink() {
+// removeLink removes the link of d, unless it points to another node by now.
+func (d *Device) removeLink() {
 	d.changeLink(func(name, node string) {
 		if target, err := os.Readlink(name); err != nil || target != node {
 			return
@@ -50,18 +50,18 @@ func (d *Device) changeLink(change func(name, node string)) {
 	if dir := d.client.cfg.LinkDir; dir != "" {
 		change(filepath.Join(dir, linkName(d.session.name, d.path)), node)
 	}
-	d.announce(node)
+	d.announceNode(node)
 }
 
-// moved handles a change of d's location.
-func (c *Client) moved(d *Device) {
+// onLocationChange handles a change of d's location.
+func (c *Client) onLocationChange(d *Device) {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	if c.deviceAt(d.index) != d { // it was unmapped meanwhile
 		return
 	}
-	d.link()
-	c.save()
+	d.makeLink()
+	c.requestSave()
 }
 
 // replaceLink makes name a link to node. An existing file that is no link
@@ -83,11 +83,11 @@ func replaceLink(name, node string) error {
 	return os.Rename(next, name)
 }
 
-// announce makes udev process the node again. The kernel's first event came
+// announceNode makes udev process the node again. The kernel's first event came
 // before this daemon knew the owner of the disk. Some nodes also stay when
 // their disk is unmapped.
-func (d *Device) announce(node string) {
-	err := changed(sysBlock, node)
+func (d *Device) announceNode(node string) {
+	err := sendChange(sysBlock, node)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // it went with the disk
 		d.log.Debug("udev is not told about the device", "node", node, "err", err)
 	}
@@ -95,9 +95,9 @@ func (d *Device) announce(node string) {
 
 const sysBlock = "/sys/class/block"
 
-// changed sends the uevent "change" of a block device. sys is the folder of
+// sendChange sends the uevent "change" of a block device. sys is the folder of
 // block devices in sysfs.
-func changed(sys, node string) error {
+func sendChange(sys, node string) error {
 	f, err := os.OpenFile(filepath.Join(sys, filepath.Base(node), "uevent"), os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -17,11 +17,11 @@ func TestListen_AfterAnOrphan(t *testing.T) {
 	orphan, err := net.Listen("unix", path)
 	must(t, err)
 	time.AfterFunc(200*time.Millisecond, func() { orphan.Close() })
-	s, err := listen("unix:"+path, nil)
+	s, err := openListen("unix:"+path, nil)
 	must(t, err)
 	defer s.file.Close()
 	began := time.Now()
-	if _, err := listen("unix:"+path, nil); !errors.Is(err, syscall.EADDRINUSE) || time.Since(began) < orphanEnds {
+	if _, err := openListen("unix:"+path, nil); !errors.Is(err, syscall.EADDRINUSE) || time.Since(began) < orphanEnds {
 		t.Errorf("somebody serves: %v after %v", err, time.Since(began))
 	}
 }
@@ -29,12 +29,12 @@ func TestListen_AfterAnOrphan(t *testing.T) {
 // The path of a socket may be longer than an address holds.
 func TestListen_LongPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), strings.Repeat("l", 120), "nbd.sock")
-	s, err := listen("unix:"+path, nil)
+	s, err := openListen("unix:"+path, nil)
 	must(t, err)
 	if s.name != "unix:"+path || s.path != path {
 		t.Errorf("name %q, path %q", s.name, s.path)
 	}
-	again, err := listen("unix:"+path, s.file) // as the next process of the daemon does
+	again, err := openListen("unix:"+path, s.file) // as the next process of the daemon does
 	must(t, err)
 	if again.name != s.name || again.path != path {
 		t.Errorf("the next process has name %q, path %q", again.name, again.path)
@@ -52,7 +52,7 @@ func TestListen_FolderOfOthers(t *testing.T) {
 	must(t, os.Chmod(open, 0o777))
 	must(t, os.Symlink(t.TempDir(), link))
 	for dir, want := range map[string]error{open: syscall.EPERM, link: syscall.ENOTDIR} {
-		if _, err := listen("unix:"+filepath.Join(dir, "disk.sock"), nil); !errors.Is(err, want) {
+		if _, err := openListen("unix:"+filepath.Join(dir, "disk.sock"), nil); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", dir, err, want)
 		}
 	}
@@ -61,7 +61,7 @@ func TestListen_FolderOfOthers(t *testing.T) {
 // The end of a front end takes its socket away, and not that of the next daemon.
 func TestListen_Close(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk.sock")
-	s, err := listen("unix:"+path, nil)
+	s, err := openListen("unix:"+path, nil)
 	must(t, err)
 	s.close()
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {

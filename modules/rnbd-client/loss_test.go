@@ -47,7 +47,7 @@ func TestLostWhileItIsOpened(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient()
 	r := MapRequest{Session: "s", Paths: []string{"10.0.0.1"}}
-	addrs, err := c.addresses(t.Context(), r.Paths)
+	addrs, err := c.pathAddresses(t.Context(), r.Paths)
 	must(t, err)
 	ses := c.newSession("s", r, addrs)
 	cfg, err := ses.transportConfig(r.tuning)
@@ -59,7 +59,7 @@ func TestLostWhileItIsOpened(t *testing.T) {
 	eventually(t, "the loss is told", func() bool {
 		ses.mu.Lock()
 		defer ses.mu.Unlock()
-		return len(ses.news) > 0
+		return len(ses.events) > 0
 	})
 	must(t, transport.Close(t.Context())) // after the last event was handled
 	if ses.ready.Load() || ses.downs.Load() != 1 {
@@ -395,7 +395,7 @@ func TestForcedUnmapWithADeadServer(t *testing.T) {
 	eventually(t, "closed", func() bool { return d.State() == Closed })
 	io.Submit(Request{Op: blk.Read, Len: 512})
 	io.Flush()
-	eventually(t, "the request waits", func() bool { return d.inflight() == 1 })
+	eventually(t, "the request waits", func() bool { return d.inFlight() == 1 })
 	start := time.Now()
 	must(t, c.Unmap(t.Context(), d.Name(), true))
 	if took := time.Since(start); took > 5*time.Second {

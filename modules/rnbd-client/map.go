@@ -26,7 +26,7 @@ func (c *Client) Map(ctx context.Context, r MapRequest) (*Device, error) {
 }
 
 func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
-	d, err := c.prepare(ctx, r)
+	d, err := c.prepareMap(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -36,28 +36,28 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 			return nil, err
 		}
 	}
-	ctx, p, err := c.take(ctx, d, session, &r)
+	ctx, p, err := c.reserve(ctx, d, session, &r)
 	if err != nil {
 		return nil, err
 	}
 	d.log = c.log.With("device", d.name)
-	fresh, err := c.join(ctx, d, session, r)
+	fresh, err := c.joinSession(ctx, d, session, r)
 	if err != nil {
-		c.vacate(p)
+		c.releaseReservation(p)
 		return nil, err
 	}
 	if err := c.mapOn(ctx, d, r); err != nil {
 		if cause := context.Cause(ctx); errors.Is(cause, errForced) {
 			err = cause
 		}
-		c.leave(context.WithoutCancel(ctx), d)
-		c.vacate(p)
+		c.leaveSession(context.WithoutCancel(ctx), d)
+		c.releaseReservation(p)
 		if fresh {
 			d.log.Info("session closed again", "session", session)
 		}
 		return nil, err
 	}
-	c.settled(p)
+	c.finishMap(p)
 	return d, nil
 }
 
@@ -65,11 +65,11 @@ func (c *Client) mapAt(ctx context.Context, r MapRequest) (*Device, error) {
 // name, so that no device or session may have it: "rnbd unmap all" unmaps every device.
 func IsReservedName(name string) bool { return name == "all" || name == "help" }
 
-// prepare makes the checks that need no server.
-func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
+// prepareMap makes the checks that need no server.
+func (c *Client) prepareMap(ctx context.Context, r MapRequest) (*Device, error) {
 	d := &Device{client: c, log: c.log, name: r.Name, path: r.Path, mode: r.Mode, loss: r.Loss, options: r.Options, ioMode: r.IOMode, pollQueues: r.PollQueues,
 		identity: r.identity, location: r.location, known: r.known,
-		shares: newShares(len(c.pumps)), latency: make([]stages, len(c.pumps)), asksExtents: make(chan struct{}, 1)}
+		shares: newShares(len(c.pumps)), latency: make([]pumpLatencies, len(c.pumps)), asksExtents: make(chan struct{}, 1)}
 	if d.identity == "" {
 		d.identity = rand.Text()
 	}
@@ -83,7 +83,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if r.Path == "" || len(r.Path) > 254 {
 		return nil, fmt.Errorf("a device path has 1 to 254 characters: %w", syscall.EINVAL)
 	}
-	if _, err := c.addresses(ctx, r.Paths); err != nil { // even if the session exists
+	if _, err := c.pathAddresses(ctx, r.Paths); err != nil { // even if the session exists
 		return nil, err
 	}
 	if strings.Contains(d.name, "/") || names.Line(d.name) != d.name {
@@ -95,7 +95,7 @@ func (c *Client) prepare(ctx context.Context, r MapRequest) (*Device, error) {
 	if IsReservedName(r.Session) && r.identity == "" {
 		return nil, fmt.Errorf("session name %q: commands take the word for another thing: %w", r.Session, syscall.EINVAL)
 	}
-	d.choices, err = c.choose(r.Frontend)
+	d.choices, err = c.listChoices(r.Frontend)
 	return d, err
 }
 
@@ -110,7 +110,7 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 	}
 	defer func() {
 		if err != nil {
-			c.abandon(context.WithoutCancel(ctx), d)
+			c.abandonMap(context.WithoutCancel(ctx), d)
 		}
 	}()
 	slots := r.Slots
@@ -121,25 +121,25 @@ func (c *Client) mapOn(ctx context.Context, d *Device, r MapRequest) (err error)
 		return err
 	}
 	d.mu.Lock()
-	err = d.opened()
+	err = d.openGate()
 	d.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("open %q: %w", d.path, err)
 	}
 	c.devices[d.index].Store(d)
-	return d.appear(ctx)
+	return d.showToUsers(ctx)
 }
 
-// abandon undoes mapOn. Its memory is kept while requests that a front end
+// abandonMap undoes mapOn. Its memory is kept while requests that a front end
 // has sent are under way.
-func (c *Client) abandon(ctx context.Context, d *Device) {
-	epoch := d.end()
-	err := d.drain(ctx, forcedClose)
+func (c *Client) abandonMap(ctx context.Context, d *Device) {
+	epoch := d.endUse()
+	err := d.awaitUnused(ctx, forcedClose)
 	c.devices[d.index].Store(nil)
 	d.sendClose(ctx, epoch, d.id.Load())
 	if err != nil {
-		c.retire(d, err)
+		c.retireUnmap(d, err)
 		return
 	}
-	c.release(d)
+	c.releaseMemory(d)
 }

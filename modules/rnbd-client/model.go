@@ -46,7 +46,7 @@ type Client struct {
 
 	leaveNothing atomic.Bool // Close takes disks in use away, too
 
-	// Guarded by mapMu: see leave.go. With either set the state file is another
+	// Guarded by mapMu: see client_handover.go. With either set the state file is another
 	// process's.
 	away      bool // another process has, or is to get, the devices
 	returning bool // TakeOver has begun, and ServeUsers was not called
@@ -55,20 +55,20 @@ type Client struct {
 	unsaved   atomic.Bool // something has changed since it was written
 	unwritten string      // why it cannot be written; guarded by saving
 
-	mapMu    sync.Mutex         // mapDone unlocks it
-	places   map[uint32]*place  // of mappings, by index
-	retired  map[uint32]*Device // by index: unmapped devices with requests under way
-	retiring sync.WaitGroup     // of retired; Add only with mapMu held
-	waiting  []savedDevice      // mappings to be made again: of the last daemon, and remapped by force; see setWaiting
-	reserved []string           // names that mappings get only if they ask for them
-	foreign  []savedLeftover    // disks of the last daemon that no front end here can remove
-	waitMu   sync.Mutex         // held with mapMu to change waiting; either is enough to read it
+	mapMu    sync.Mutex              // mapDone unlocks it
+	places   map[uint32]*reservation // of mappings, by index
+	retired  map[uint32]*Device      // by index: unmapped devices with requests under way
+	retiring sync.WaitGroup          // of retired; Add only with mapMu held
+	waiting  []savedDevice           // mappings to be made again: of the last daemon, and remapped by force; see setWaiting
+	reserved []string                // names that mappings get only if they ask for them
+	foreign  []savedLeftover         // disks of the last daemon that no front end here can remove
+	waitMu   sync.Mutex              // held with mapMu to change waiting; either is enough to read it
 
 	files     keptFiles       // of mappings that are to be made again
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
 	restoring sync.WaitGroup
-	watch     *watching // nil: HungAfter is zero
+	watch     *hungWatch // nil: HungAfter is zero
 	watchers  sync.WaitGroup
 
 	mu       sync.Mutex // guards sessions and their devices
@@ -95,11 +95,11 @@ type pumpShare struct {
 	poller *rtrs.Poller
 	// sources is indexed by the number in RTRS's tags. The pump owns it.
 	// Entries of dead front ends stay until their requests have ended.
-	sources []*source
+	sources []*ringSource
 	// Owned by the pump: lane.go.
-	lanes  *lane      // to be served
-	stuck  *lane      // lanes with devices that wait for permits or their window
-	parked deviceList // devices with a closed gate, at the last change counted in gates
+	lanes  *sessionLane // to be served
+	stuck  *sessionLane // lanes with devices that wait for permits or their window
+	parked deviceList   // devices with a closed gate, at the last change counted in gates
 	gates  uint32
 	number uint64 // of the last write, see again.go
 
@@ -138,29 +138,29 @@ type Device struct {
 	// depart.
 	leaves atomic.Bool
 
-	choices []choice // of a front end, while d is being mapped
+	choices []frontendChoice // of a front end, while d is being mapped
 
 	// Read by the pumps.
-	fe         atomic.Pointer[frontend]   // nil: used through NewIO
-	att        atomic.Pointer[attachment] // its place at fe
-	host       atomic.Pointer[host]       // the process that may send requests; nil: none, or used through NewIO
-	id         atomic.Uint32              // on the server
-	limits     atomic.Pointer[blk.Limits]
-	gate       atomic.Uint32
-	denied     atomic.Bool             // set by pumps: the server does not know the device
-	sharing    atomic.Pointer[sharing] // see again.go; nil: the server has not answered
-	refused    atomic.Int64            // writes not repeated by the server and not logged yet
-	newsShared atomic.Uint64           // number of news that others may write
-	unreported atomic.Bool             // acknowledged writes were lost, and no flush has failed since: durable.go
-	reported   atomic.Bool             // set by pumps: a flush has failed for that, and it is not logged yet
+	fe           atomic.Pointer[frontend]        // nil: used through NewIO
+	att          atomic.Pointer[attachment]      // attachment of the device at fe
+	host         atomic.Pointer[frontendProcess] // the process that may send requests; nil: none, or used through NewIO
+	id           atomic.Uint32                   // on the server
+	limits       atomic.Pointer[blk.Limits]
+	gate         atomic.Uint32
+	denied       atomic.Bool                  // set by pumps: the server does not know the device
+	writerNotice atomic.Pointer[writerNotice] // see again.go; nil: the server has not answered
+	refused      atomic.Int64                 // writes not repeated by the server and not logged yet
+	writerEvents atomic.Uint64                // number of events that others may write
+	unreported   atomic.Bool                  // acknowledged writes were lost, and no flush has failed since: durable.go
+	reported     atomic.Bool                  // set by pumps: a flush has failed for that, and it is not logged yet
 	// flushFailed is the time, by the clock of pumps, of the last answer of the server that a
 	// flush has failed; 0: there was none, or users know. untold reports that a front end may
 	// have taken such an answer with it, which is not logged yet.
 	flushFailed atomic.Int64
 	untold      atomic.Bool
-	shares      []share // by pump
+	shares      []deviceShare // by pump
 
-	latency []stages // by pump; only that pump writes
+	latency []pumpLatencies // by pump; only that pump writes
 
 	mu           sync.Mutex // taken after all other locks; held to change limits
 	state        State
@@ -174,20 +174,20 @@ type Device struct {
 	patience     *time.Timer // timer of loss=queue; runs while closed, and not for ever
 	patienceEnds time.Time
 	lastError    string
-	location     string   // where users find it, reported by the front end
-	passedOver   []string // front ends of "auto" that do not work here, with the reason
-	served       uint64   // last size from the server, in bytes
-	known        *known   // nil: not opened yet
-	settled      uint64   // acknowledged writes whose loss, or success, users know; see durable.go
-	losses       uint64   // how often acknowledged writes were lost
-	lossWhy      error    // of the last of them; nil: of an earlier process, or none
-	asking       bool     // askAgain runs
+	location     string       // where users find it, reported by the front end
+	passedOver   []string     // front ends of "auto" that do not work here, with the reason
+	served       uint64       // last size from the server, in bytes
+	known        *deviceFacts // nil: not opened yet
+	settled      uint64       // acknowledged writes whose loss, or success, users know; see durable.go
+	losses       uint64       // how often acknowledged writes were lost
+	lossWhy      error        // of the last of them; nil: of an earlier process, or none
+	asking       bool         // askAgain runs
 
 	asksExtents chan struct{} // has room for the EXTENTS that may be under way: one
 }
 
-// share is the part of a device that belongs to one pump.
-type share struct {
+// deviceShare is the part of a device that belongs to one pump.
+type deviceShare struct {
 	// Only that pump writes these fields.
 	inflight atomic.Int64 // requests of front ends without an answer
 	rx, tx   tally.Count  // 512-byte sectors read, written
@@ -196,24 +196,24 @@ type share struct {
 	failures watchdog.Failures
 
 	// Owned by the pump: lane.go.
-	waiting list
+	waiting requestList
 	sent    int      // requests that hold a permit
 	placed  bool     // it is in a list of devices
 	next    *Device  // in that list
 	_       [64]byte // the next share is on another cache line
 }
 
-// stages are the latencies of a device's requests on one pump.
-type stages struct {
+// pumpLatencies are the latencies of a device's requests on one pump.
+type pumpLatencies struct {
 	queue latency.Ops // from the front end's ring to sending
 	wire  latency.Ops // from sending to the answer
 }
 
-// sharing is the server's last answer about other writers of a device. A
+// writerNotice is the server's last answer about other writers of a device. A
 // write keeps the answer that was current when it was first sent.
-type sharing struct {
-	mark rnbdwire.Mark // of the server's answer
-	news uint64        // Device.newsShared before the question to the server
+type writerNotice struct {
+	mark         rnbdwire.Mark // of the server's answer
+	writerEvents uint64        // Device.writerEvents before the question to the server
 }
 
 // session is one RTRS session and the devices mapped through it.
@@ -222,8 +222,8 @@ type session struct {
 	name      string
 	log       *slog.Logger
 	transport *rtrs.Session
-	lanes     []*lane // by pump
-	window    atomic.Pointer[window]
+	lanes     []*sessionLane // by pump
+	window    atomic.Pointer[permitWindow]
 
 	version uint8
 	// features are the extensions of the server that is connected now.
@@ -231,7 +231,7 @@ type session struct {
 	writer   uint64 // number of the session's client for servers; the same for every transport
 	// downs counts losses of the last path, see epoch.
 	downs      atomic.Uint64
-	redundancy redundancy
+	redundancy pathWatch
 	unlisten   func() // ends listen
 	// ready reports that the server has answered SESS_INFO since the session is
 	// connected.
@@ -245,14 +245,14 @@ type session struct {
 	pollQueues int
 	fabric     string // of the first path
 	spelling   pathSpelling
-	tuning     tuned
+	tuning     liveTuning
 
 	devices []*Device // guarded by Client.mu
 
 	mu       sync.Mutex  // guards the fields below
 	removing map[int]int // by id of a path, the number of its removals under way
 
-	// opening is the number of OPENs under way. early has the news about
+	// opening is the number of OPENs under way. early has the events of
 	// unknown devices that came meanwhile: see awaitOpen.
 	opening int
 	early   []rnbdwire.EventRspFields
@@ -260,30 +260,30 @@ type session struct {
 	leavingEnds *time.Timer // ends leaving; nil: there was no hand-over
 
 	// closing are the CLOSEs that the server may still execute: see awaitClosed.
-	closing map[*closing]struct{}
+	closing map[*pendingClose]struct{}
 
-	recorded map[int]recorded // by id of a path; used by onEvent alone
+	recorded map[int]recordedPath // by id of a path; used by onEvent alone
 
 	// News from RTRS. run handles them one by one.
 	wasUp  bool
-	back   bool // used by run alone: the state after the news handled so far
-	news   []rtrs.EventKind
+	back   bool // used by run alone: the state after the events handled so far
+	events []rtrs.EventKind
 	signal chan struct{}
 	done   chan struct{}
 }
 
-// closing is a CLOSE that was sent.
-type closing struct {
+// pendingClose is a CLOSE that was sent.
+type pendingClose struct {
 	path    string
 	epoch   uint64 // of the session; in another one the server does not have it
 	settled chan struct{}
 }
 
-// recorded is a path as it was recorded last.
-type recorded struct{ name, state string }
+// recordedPath is a path as it was recorded last.
+type recordedPath struct{ name, state string }
 
-// lane is the part of a session on one pump. The pump owns it.
-type lane struct {
+// sessionLane is the part of a session on one pump. The pump owns it.
+type sessionLane struct {
 	session *session
 	pump    *pumpShare
 	queue   *rtrs.Queue
@@ -293,31 +293,31 @@ type lane struct {
 	pooled     int          // permits in use beyond the first one of each device
 	sent       atomic.Int32 // permits in use; other pumps read it
 	listed     bool         // in pump.lanes
-	next       *lane        // there
+	next       *sessionLane // there
 	stuck      bool         // in pump.stuck
-	nextStuck  *lane        // there
+	nextStuck  *sessionLane // there
 }
 
-// window bounds the permits of a session that a device may hold.
-type window struct {
+// permitWindow bounds the permits of a session that a device may hold.
+type permitWindow struct {
 	total int  // for all requests of the session; the rest is for OPEN, CLOSE and fences
 	lane  int  // those of one pump
 	pool  int  // of these, the ones shared by devices beyond the first permit of each
 	alone bool // the session has one device
 }
 
-// list is a queue of requests of one pump, by tag: the number of their source in
+// requestList is a queue of requests of one pump, by tag: the number of their source in
 // pumpShare.sources and their slot there.
-type list struct{ head, tail uint64 }
+type requestList struct{ head, tail uint64 }
 
 // deviceList is a queue of devices, linked by their shares of one pump.
 type deviceList struct{ head, tail *Device }
 
-// source is one ring of a front end on one pump.
-type source struct {
+// ringSource is one ring of a front end on one pump.
+type ringSource struct {
 	pump  *pumpShare
-	host  *host  // requests may name only devices that it is shown; nil: of an IO
-	index uint32 // in pump.sources
+	host  *frontendProcess // requests may name only devices that it is shown; nil: of an IO
+	index uint32           // in pump.sources
 	comp  *shm.Completer
 
 	reqs     []request
@@ -342,10 +342,10 @@ type request struct {
 	next uint64  // in the list of waiting requests
 	held bool    // it holds a permit; otherwise it waits
 	id   uint32  // id of the device, as sent
-	// number is the number of a write. sharing is the server's answer about
+	// number is the number of a write. writerNotice is the server's answer about
 	// other writers when the write was first sent; see again.go.
-	number  uint64
-	sharing *sharing
+	number       uint64
+	writerNotice *writerNotice
 	// covers is the number of acknowledged writes that a flush makes durable.
 	covers uint64
 	// arrived is the time at which the request came from the front end, sent
@@ -365,7 +365,7 @@ type frontend struct {
 	sup    *supervise.Supervisor
 	// sockets belong to the daemon, so that users of a dead plugin wait in
 	// the backlog and are not refused.
-	sockets []socket
+	sockets []listenSocket
 
 	giving sync.Mutex // held while a process is given the sockets; before mu
 	hold   bool       // no process gets the sockets yet; guarded by giving
@@ -373,7 +373,7 @@ type frontend struct {
 	// mu is taken before attachment.mu. No call is made with it held.
 	mu          sync.Mutex
 	attachments map[uint32]*attachment // by index of the device
-	host        *host                  // the process to use; nil: none
+	current     *frontendProcess       // the process to use; nil: none
 	over        bool                   // no process is started any more
 	parting     atomic.Bool            // the process is to end, and the next one gets none of the devices
 	undone      []savedLeftover        // disks that no process has removed
@@ -384,17 +384,17 @@ type frontend struct {
 	orphans sync.WaitGroup // requests of earlier processes
 }
 
-// host is one process of a front end. Attachments use it from the time when
+// frontendProcess is one process of a front end. Attachments use it from the time when
 // it has its rings until it has ended.
-type host struct {
+type frontendProcess struct {
 	*supervise.Instance
-	fe      *frontend
-	sources []*source     // by pump
-	given   bool          // it has the sockets; guarded by frontend.giving
-	adopted bool          // it has connections of another process, not served yet; guarded by frontend.giving
-	parted  chan struct{} // closed when left has returned
-	tls     *plugin.TLS   // that it has; guarded by frontend.giving
-	turns   chan struct{} // a token for each call under way that is not late
+	fe        *frontend
+	sources   []*ringSource // by pump
+	given     bool          // it has the sockets; guarded by frontend.giving
+	adopted   bool          // it has connections of another process, not served yet; guarded by frontend.giving
+	parted    chan struct{} // closed when left has returned
+	tls       *plugin.TLS   // that it has; guarded by frontend.giving
+	callSlots chan struct{} // a token for each call under way that is not late
 }
 
 // attachment is one device at one front end, from the first try to show it
@@ -417,16 +417,16 @@ type attachment struct {
 
 	// mu guards the rest. It is taken after frontend.mu and before Device.mu.
 	// Calls that may wait are made without it.
-	mu      sync.Mutex
-	state   attState
-	changed chan struct{} // closed and replaced at every state change
-	want    want
-	dev     *Device           // nil: the device has ended
-	spec    plugin.DeviceSpec // as last told to the process
-	host    *host             // the process that has the device, may have it, or is asked to remove it
-	ask     *dismissal
-	give    context.CancelFunc // cancels the call under way, if that can be cancelled
-	told    blk.Limits         // limits that the process knows
+	mu         sync.Mutex
+	state      attState
+	changed    chan struct{} // closed and replaced at every state change
+	want       attachmentAim
+	dev        *Device           // nil: the device has ended
+	spec       plugin.DeviceSpec // as last told to the process
+	process    *frontendProcess  // the process that has the device, may have it, or is asked to remove it
+	ask        *removeCall
+	cancelCall context.CancelFunc // cancels the call under way, if that can be cancelled
+	told       blk.Limits         // limits that the process knows
 
 	// Written by the worker; others read with mu held.
 	first  *firstTry // under way or to be made; nil: it has ended
@@ -450,45 +450,45 @@ type firstTry struct {
 	err   error
 }
 
-// dismissal is a request to remove the device unless it is used.
-type dismissal struct {
+// removeCall is a request to remove the device unless it is used.
+type removeCall struct {
 	ctx    context.Context
 	answer chan error // buffered, for one error
 }
 
-// choice is a front end that may serve a device, with its settings.
-type choice struct {
+// frontendChoice is a front end that may serve a device, with its settings.
+type frontendChoice struct {
 	fe       *frontend
 	settings map[string]string
 }
 
-// place is the place of one mapping. Client.mapMu guards it.
-type place struct {
+// reservation is the index and the name of one mapping. Client.mapMu guards it.
+type reservation struct {
 	d       *Device
 	session string // its name
-	work    work
-	give    context.CancelCauseFunc // cancels the work
+	work    mappingWork
+	cancel  context.CancelCauseFunc // cancels the work
 	ended   chan struct{}           // closed when the work has ended
 }
 
-// work is the work under way on a mapping.
-type work uint8
+// mappingWork is the work under way on a mapping.
+type mappingWork uint8
 
 const (
-	mapping work = iota + 1
+	mapping mappingWork = iota + 1
 	unmapping
 	unmappingByForce // waits only briefly
 )
 
-// watching is the watchdog of a client.
-type watching struct {
+// hungWatch is the watchdog of a client.
+type hungWatch struct {
 	client   *Client
 	reporter *watchdog.Reporter
-	looks    []*look // by pump
+	looks    []*pumpScan // by pump
 }
 
-// look is the look of one pump. The pump owns found until it sets done.
-type look struct {
+// pumpScan is the look of one pump. The pump owns found until it sets done.
+type pumpScan struct {
 	pump    *pumpShare
 	done    atomic.Bool
 	found   []watchdog.Hung

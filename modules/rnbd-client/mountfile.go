@@ -55,7 +55,7 @@ func mountDeviceFile(dir, name string) (*mountedFile, error) {
 	if err := m.makeMountPoint(); err != nil {
 		return nil, err
 	}
-	if err := m.mount(); err != nil {
+	if err := m.mountFile(); err != nil {
 		os.Remove(m.path)
 		return nil, fmt.Errorf("mount %s: %w", m.path, err)
 	}
@@ -82,8 +82,8 @@ func (m *mountedFile) makeMountPoint() error {
 	return nil
 }
 
-// mount mounts the file, by fusermount3 without the right to mount.
-func (m *mountedFile) mount() error {
+// mountFile mounts the file, by fusermount3 without the right to mount.
+func (m *mountedFile) mountFile() error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("there is no /dev/fuse: load the module fuse, or give the container the node: %w", unix.ENODEV)
@@ -143,10 +143,10 @@ func mountByHelper(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fds[0]), path), nil
 }
 
-// unmount removes the mount and its mount point. The error wraps EBUSY if the file is in
+// unmountFile removes the mount and its mount point. The error wraps EBUSY if the file is in
 // use and force is not set. With force, users keep a file without a device: their
 // requests fail when the front end and the daemon have closed the descriptor.
-func (m *mountedFile) unmount(force bool) error {
+func (m *mountedFile) unmountFile(force bool) error {
 	flags := unix.UMOUNT_NOFOLLOW
 	if force {
 		flags |= unix.MNT_DETACH

@@ -75,21 +75,21 @@ func (s *session) waitForName(ctx context.Context, err error) bool {
 	return false
 }
 
-// note records the end of the session of that name.
-func (e *endedSessions) note(name string) {
+// noteEnd records the end of the session of that name.
+func (e *endedSessions) noteEnd(name string) {
 	if *e == nil {
 		*e = endedSessions{}
 	}
 	for other := range *e {
-		if !e.lately(other) {
+		if !e.endedLately(other) {
 			delete(*e, other)
 		}
 	}
 	(*e)[name] = time.Now()
 }
 
-// lately reports whether a server may still know the name.
-func (e *endedSessions) lately(name string) bool {
+// endedLately reports whether a server may still know the name.
+func (e *endedSessions) endedLately(name string) bool {
 	at, ok := (*e)[name]
 	return ok && time.Since(at) < nameLingers
 }
@@ -107,5 +107,5 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 func (c *Client) endedLately(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ended.lately(name)
+	return c.ended.endedLately(name)
 }

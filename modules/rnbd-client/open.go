@@ -20,10 +20,10 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	if err != nil {
 		return fmt.Errorf("open %q: %v: %w", d.path, err, syscall.ENAMETOOLONG)
 	}
-	epoch := d.session.epoch()
-	rsp, err := d.ask(ctx, epoch, msg)
+	epoch := d.session.currentEpoch()
+	rsp, err := d.sendOpen(ctx, epoch, msg)
 	if err != nil {
-		return d.refusal(err, d.askReason(ctx))
+		return d.refusalError(err, d.askReason(ctx))
 	}
 	f := rsp.Fields()
 	if d.session.features.Load()&rnbdwire.FeatureIdentity == 0 {
@@ -32,21 +32,21 @@ func (d *Device) openAccepting(ctx context.Context, accept bool) error {
 	id := f.DeviceID
 	limits, err := d.limitsOf(f)
 	if err == nil {
-		err = d.askSharing(ctx, epoch, id)
+		err = d.askWriters(ctx, epoch, id)
 	}
 	if err == nil {
-		err = d.take(epoch, id, limits, knownOf(&f, limits), accept)
-		d.client.flush() // the verifier may be a new one
+		err = d.acceptOpen(epoch, id, limits, knownOf(&f, limits), accept)
+		d.client.flushState() // the verifier may be a new one
 	}
 	if err != nil {
-		d.giveBack(ctx, epoch, id)
+		d.closeUnwanted(ctx, epoch, id)
 	}
 	return err
 }
 
-// ask sends an OPEN and waits for its answer. If it is given up and answered
+// sendOpen sends an OPEN and waits for its answer. If it is given up and answered
 // later, the device is closed on the server.
-func (d *Device) ask(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.OpenRsp, error) {
+func (d *Device) sendOpen(ctx context.Context, epoch uint64, msg []byte) (rnbdwire.OpenRsp, error) {
 	if err := d.session.awaitClosed(ctx, d.path); err != nil {
 		return nil, err
 	}
@@ -84,8 +84,8 @@ func (c *Client) opensPath(s *session, path string) bool {
 	return false
 }
 
-// giveBack closes a device that was opened on the server for d and is not used.
-func (d *Device) giveBack(ctx context.Context, epoch uint64, id uint32) {
+// closeUnwanted closes a device that was opened on the server for d and is not used.
+func (d *Device) closeUnwanted(ctx context.Context, epoch uint64, id uint32) {
 	d.mu.Lock()
 	if d.openedIn == epoch { // the server has one open per name, even for two OPENs
 		d.openedIn = 0
@@ -109,14 +109,14 @@ func (d *Device) openMessage() ([]byte, error) {
 	return msg, f.Put(msg)
 }
 
-// take stores the server's answer in d. It refuses a smaller device while
+// acceptOpen stores the server's answer in d. It refuses a smaller device while
 // requests wait for the return of the server, because they were accepted for
 // the larger one. It refuses a device that differs from the facts that users
 // know, see known. From then on the end of d sends CLOSE.
-func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept bool) error {
+func (d *Device) acceptOpen(epoch uint64, id uint32, l *blk.Limits, now *deviceFacts, accept bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if epoch != d.session.epoch() {
+	if epoch != d.session.currentEpoch() {
 		return fmt.Errorf("open %q: %w", d.path, errVoid)
 	}
 	if d.state == Unmapped {
@@ -129,14 +129,14 @@ func (d *Device) take(epoch uint64, id uint32, l *blk.Limits, now *known, accept
 		return fmt.Errorf("open %q: the device shrank from %d to %d bytes: %w", d.path, d.served, l.Size, errShrank)
 	}
 	if d.known != nil {
-		if err := d.known.admit(now, accept); err != nil {
+		if err := d.known.checkSuccessor(now, accept); err != nil {
 			return fmt.Errorf("open %q: %w", d.path, err)
 		}
 		l.MaxIOSize, l.WriteCache, l.FUA = now.MaxIO, now.WriteCache, now.FUA
 		l.LogicalBlockSize, l.PhysicalBlockSize = now.Block, max(l.PhysicalBlockSize, now.Block)
 	}
 	if d.compareVerifier(now) {
-		defer d.client.save()
+		defer d.client.requestSave()
 	}
 	d.known = now
 	d.served = l.Size
@@ -180,7 +180,7 @@ func (d *Device) limitsOf(f rnbdwire.OpenRspFields) (*blk.Limits, error) {
 // awaitClosed. CLOSE is sent even if ctx ends, for instance because a map was
 // cancelled.
 func (d *Device) sendClose(ctx context.Context, epoch uint64, id uint32) {
-	if epoch != d.session.epoch() || !d.session.transport.Connected() {
+	if epoch != d.session.currentEpoch() || !d.session.transport.Connected() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)

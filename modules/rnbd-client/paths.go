@@ -17,7 +17,7 @@ import (
 // addPath connects another path and returns its id. text is the path as users
 // wrote it. The next daemon uses it, too.
 func (s *session) addPath(ctx context.Context, text string, addr rtrs.PathAddr) (id int, err error) {
-	s.spelling.note(addr, text)
+	s.spelling.noteSpelling(addr, text)
 	if id, err = s.transport.AddPath(ctx, addr); err == nil {
 		s.client.sessionChanged()
 	}
@@ -126,7 +126,7 @@ func (s *session) setPolicy(name string) error {
 	if err != nil {
 		return err
 	}
-	return s.tune(func(t *tuning) error {
+	return s.changeTuning(func(t *sessionTuning) error {
 		t.Policy = p.String()
 		return s.transport.SetPolicy(p)
 	})
@@ -138,7 +138,7 @@ func (s *session) setMaxReconnects(n int) error {
 	if n < -1 || n > 9999 {
 		return fmt.Errorf("max_reconnect_attempts: %d is not from -1 to 9999: %w", n, syscall.EINVAL)
 	}
-	return s.tune(func(t *tuning) error {
+	return s.changeTuning(func(t *sessionTuning) error {
 		t.MaxReconnects = &n
 		timing := s.transport.Timing()
 		timing.MaxReconnectAttempts = n
@@ -146,8 +146,8 @@ func (s *session) setMaxReconnects(n int) error {
 	})
 }
 
-// tune makes a change and records it if it succeeded.
-func (s *session) tune(change func(*tuning) error) error {
+// changeTuning makes a change and records it if it succeeded.
+func (s *session) changeTuning(change func(*sessionTuning) error) error {
 	s.tuning.mu.Lock()
 	next := s.tuning.now
 	err := change(&next)

@@ -122,7 +122,7 @@ func TestPathsSurviveAStop(t *testing.T) {
 }
 
 func treeOf(t *testing.T, c *Client) *treeRig {
-	return &treeRig{t: t, c: c, root: tree{c: c, frontend: "test"}.places()}
+	return &treeRig{t: t, c: c, root: controlTree{c: c, frontend: "test"}.rootNodes()}
 }
 
 func addPath(t *testing.T, c *Client, path string) {

@@ -18,13 +18,13 @@ func CheckPath(s string) error {
 	return err
 }
 
-// address returns p with the device of its fabric.
-func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, error) {
+// pathAddress returns p with the device of its fabric.
+func (c *Client) pathAddress(ctx context.Context, p mapline.Path) (rtrs.PathAddr, error) {
 	name := p.Fabric
 	if name == "" {
-		name = c.unnamed(ctx, p)
+		name = c.defaultFabric(ctx, p)
 	}
-	dev := c.fabric(name)
+	dev := c.fabricDevice(name)
 	if dev == nil {
 		hint := ""
 		if a := p.Dst.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
@@ -39,9 +39,9 @@ func (c *Client) address(ctx context.Context, p mapline.Path) (rtrs.PathAddr, er
 // address.
 const preferredTimeout = 3 * time.Second
 
-// unnamed returns the fabric for a path without one.
-func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
-	fabric, ok := c.fabric(c.cfg.PreferredFabric).(verbs.Chooser)
+// defaultFabric returns the fabric for a path without one.
+func (c *Client) defaultFabric(ctx context.Context, p mapline.Path) string {
+	fabric, ok := c.fabricDevice(c.cfg.PreferredFabric).(verbs.Chooser)
 	if !ok || p.Dst.Addr().IsLoopback() || c.cfg.Protect {
 		return c.cfg.DefaultFabric
 	}
@@ -54,9 +54,9 @@ func (c *Client) unnamed(ctx context.Context, p mapline.Path) string {
 	return c.cfg.PreferredFabric
 }
 
-// refused adds a hint to the error of a path that did not connect: the server may
+// withPathHint adds a hint to the error of a path that did not connect: the server may
 // be on another fabric, or the address lacks its interface.
-func refused(addrs []rtrs.PathAddr, err error) error {
+func withPathHint(addrs []rtrs.PathAddr, err error) error {
 	for _, a := range addrs {
 		if ip := a.Dst.Addr(); errors.Is(err, syscall.EINVAL) && ip.Is6() && ip.IsLinkLocalUnicast() && ip.Zone() == "" {
 			return fmt.Errorf("%w (%s is link-local: write its interface too, as [%s%%eth0])", err, ip, ip)
@@ -76,13 +76,13 @@ func refused(addrs []rtrs.PathAddr, err error) error {
 	return err
 }
 
-func (c *Client) addresses(ctx context.Context, specs []string) (out []rtrs.PathAddr, err error) {
+func (c *Client) pathAddresses(ctx context.Context, specs []string) (out []rtrs.PathAddr, err error) {
 	for _, s := range specs {
 		p, err := mapline.ParsePath(s)
 		if err != nil {
 			return nil, err
 		}
-		a, err := c.address(ctx, p)
+		a, err := c.pathAddress(ctx, p)
 		if err != nil {
 			return nil, fmt.Errorf("path %q: %w", s, err)
 		}

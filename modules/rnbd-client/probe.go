@@ -32,7 +32,7 @@ func (p *Probe) Median() time.Duration {
 // messages one after the other, and closes the session. It maps nothing. ctx
 // bounds the time. The errors are those of Map.
 func (c *Client) Probe(ctx context.Context, path string, rounds int) (p Probe, err error) {
-	err = c.visit(ctx, "", []string{path}, func(s *session) error {
+	err = c.withSession(ctx, "", []string{path}, func(s *session) error {
 		p = Probe{
 			Fabric: s.fabric, Version: s.version, Features: uint16(s.features.Load()),
 			QueueDepth: s.transport.QueueDepth(), MaxIO: s.maxIO(),
@@ -53,9 +53,9 @@ func (c *Client) Probe(ctx context.Context, path string, rounds int) (p Probe, e
 	return p, err
 }
 
-// visit opens a session, calls f and closes the session. If name is empty the
+// withSession opens a session, calls f and closes the session. If name is empty the
 // session gets one that no other session has.
-func (c *Client) visit(ctx context.Context, name string, paths []string, f func(*session) error) error {
+func (c *Client) withSession(ctx context.Context, name string, paths []string, f func(*session) error) error {
 	if name == "" {
 		clean := strings.NewReplacer("/", "-", ".", "-")
 		name = clean.Replace(c.cfg.Hostname) + "-visit-" + strings.ToLower(rand.Text()[:12])

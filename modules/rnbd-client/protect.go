@@ -18,12 +18,12 @@ import (
 // tlsLook is the time between two looks at the files of TLS.
 const tlsLook = 2 * time.Second
 
-// protect hands h what it needs for TLS, unless h has that. f.giving is held.
-func (f *frontend) protect(ctx context.Context, h *host) error {
+// sendTLS hands h what it needs for TLS, unless h has that. f.giving is held.
+func (f *frontend) sendTLS(ctx context.Context, h *frontendProcess) error {
 	if f.cfg.TLS == nil || len(f.sockets) == 0 {
 		return nil
 	}
-	t := f.means()
+	t := f.tlsMaterial()
 	if h.tls != nil && h.tls.Equal(&t) {
 		return nil
 	}
@@ -34,8 +34,8 @@ func (f *frontend) protect(ctx context.Context, h *host) error {
 	return nil
 }
 
-// means returns what processes of the front end need for TLS now.
-func (f *frontend) means() plugin.TLS {
+// tlsMaterial returns what processes of the front end need for TLS now.
+func (f *frontend) tlsMaterial() plugin.TLS {
 	t := f.cfg.TLS()
 	for _, s := range f.sockets {
 		if s.trusted {
@@ -58,15 +58,15 @@ func (c *Client) RenewTLS(ctx context.Context) error {
 func (f *frontend) renewTLS(ctx context.Context) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
-	h, _ := f.now()
+	h, _ := f.currentProcess()
 	if h == nil || !h.given {
 		return nil // the next process gets it before the sockets
 	}
 	return f.renewOn(ctx, h)
 }
 
-func (f *frontend) renewOn(ctx context.Context, h *host) error {
-	err := f.protect(ctx, h)
+func (f *frontend) renewOn(ctx context.Context, h *frontendProcess) error {
+	err := f.sendTLS(ctx, h)
 	if blk.ToErrno(err) == blk.EOPNOTSUPP {
 		// It would go on without checks that users need now. The next process gets no
 		// socket either, while that is so.
@@ -86,7 +86,7 @@ func (f *frontend) watchTLS() {
 		case <-tick.C:
 		}
 		ctx, cancel := context.WithTimeout(f.life, callTimeout)
-		f.takeUsers(ctx)
+		f.fetchUsers(ctx)
 		if err := f.renewTLS(ctx); err != nil && f.life.Err() == nil {
 			f.log.Error("TLS is not renewed", "err", err)
 		}
@@ -94,9 +94,9 @@ func (f *frontend) watchTLS() {
 	}
 }
 
-// takeUsers takes over the events of users.
-func (f *frontend) takeUsers(ctx context.Context) {
-	h, _ := f.now()
+// fetchUsers takes over the events of users.
+func (f *frontend) fetchUsers(ctx context.Context) {
+	h, _ := f.currentProcess()
 	if f.cfg.Users == nil || h == nil {
 		return
 	}
@@ -111,7 +111,7 @@ func (f *frontend) takeUsers(ctx context.Context) {
 
 // checkReach refuses a socket that others than this host can reach, unless TLS is
 // required there or its network is trusted.
-func (f *frontend) checkReach(s *socket) error {
+func (f *frontend) checkReach(s *listenSocket) error {
 	addr, ok := s.addr.(*net.TCPAddr)
 	if !ok || addr.IP.IsLoopback() || s.trusted || f.cfg.TLS != nil && f.cfg.TLS().Required {
 		return nil

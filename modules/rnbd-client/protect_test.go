@@ -49,7 +49,7 @@ func listening(t *testing.T, cfg FrontendConfig) (*frontend, error) {
 			f.sockets[i].close()
 		}
 	})
-	return f, f.listen()
+	return f, f.openSockets()
 }
 
 // Others than this host reach a socket only by TLS, or if the operator says so.
@@ -117,26 +117,26 @@ func TestProtect(t *testing.T) {
 	names := []string{f.sockets[0].name, f.sockets[1].name}
 
 	old := &tlsFront{fail: blk.EOPNOTSUPP}
-	h := &host{Instance: &supervise.Instance{Process: old}, fe: f}
-	if err := f.giveSockets(t.Context(), h); !errors.Is(err, blk.EOPNOTSUPP) || !slices.Equal(old.got, []string{"tls"}) {
+	h := &frontendProcess{Instance: &supervise.Instance{Process: old}, fe: f}
+	if err := f.passSockets(t.Context(), h); !errors.Is(err, blk.EOPNOTSUPP) || !slices.Equal(old.got, []string{"tls"}) {
 		t.Errorf("a process that cannot: %v, %v", old.got, err)
 	}
 
 	p := &tlsFront{}
-	h = &host{Instance: &supervise.Instance{Process: p}, fe: f}
-	must(t, f.giveSockets(t.Context(), h))
+	h = &frontendProcess{Instance: &supervise.Instance{Process: p}, fe: f}
+	must(t, f.passSockets(t.Context(), h))
 	if !slices.Equal(p.got, append([]string{"tls"}, names...)) || !slices.Equal(p.tls.Plain, names[1:]) || !p.tls.Required {
 		t.Errorf("it gets %v, %+v", p.got, p.tls)
 	}
-	must(t, f.protect(t.Context(), h))
+	must(t, f.sendTLS(t.Context(), h))
 	now.PrivateKey = []byte("k")
 	p.fail = blk.EINVAL
-	if err := f.protect(t.Context(), h); !errors.Is(err, blk.EINVAL) {
+	if err := f.sendTLS(t.Context(), h); !errors.Is(err, blk.EINVAL) {
 		t.Error(err)
 	}
 	p.fail = nil
-	must(t, f.protect(t.Context(), h))
-	must(t, f.protect(t.Context(), h))
+	must(t, f.sendTLS(t.Context(), h))
+	must(t, f.sendTLS(t.Context(), h))
 	if n := len(p.got); n != 5 || string(p.tls.PrivateKey) != "k" {
 		t.Errorf("it gets %v", p.got)
 	}
@@ -149,8 +149,8 @@ func TestRenewTLS_FailsClosed(t *testing.T) {
 	f, err := listening(t, FrontendConfig{Listen: []string{"tcp:127.0.0.1:0"}, TLS: func() plugin.TLS { return now }})
 	must(t, err)
 	p := &tlsFront{}
-	h := &host{Instance: &supervise.Instance{Process: p}, fe: f}
-	must(t, f.giveSockets(t.Context(), h))
+	h := &frontendProcess{Instance: &supervise.Instance{Process: p}, fe: f}
+	must(t, f.passSockets(t.Context(), h))
 	now.PrivateKey, p.fail = []byte("half a key"), blk.EINVAL
 	if err := f.renewOn(t.Context(), h); !errors.Is(err, blk.EINVAL) || p.killed {
 		t.Errorf("with a wrong key: %v, killed: %t", err, p.killed)

@@ -21,8 +21,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source {
-	s := &source{pump: p, host: h, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
+func newSource(p *pumpShare, h *frontendProcess, comp *shm.Completer, entries int) *ringSource {
+	s := &ringSource{pump: p, host: h, comp: comp, reqs: make([]request, entries), free: make([]uint32, entries)}
 	for i := range s.free {
 		s.free[i] = uint32(entries - 1 - i)
 	}
@@ -31,30 +31,30 @@ func newSource(p *pumpShare, h *host, comp *shm.Completer, entries int) *source 
 
 // Poll sends waiting requests of the pump, takes requests from the ring and
 // publishes answers.
-func (s *source) Poll() int {
+func (s *ringSource) Poll() int {
 	if s.orphaned {
-		return s.drop()
+		return s.dropWaiting()
 	}
-	n := s.pump.serve() + s.take()
-	s.publish()
+	n := s.pump.serveLanes() + s.takeRequests()
+	s.publishAnswers()
 	return n
 }
 
-// drop ends the waiting requests of a source without a front end: nothing reads
+// dropWaiting ends the waiting requests of a source without a front end: nothing reads
 // their answers. It returns their number.
-func (s *source) drop() (n int) {
+func (s *ringSource) dropWaiting() (n int) {
 	for i := range s.reqs {
 		if r := &s.reqs[i]; r.dev != nil && !r.held {
 			before := s.inflight
-			s.pump.dismiss(r.dev, s)
+			s.pump.dropRequests(r.dev, s)
 			n += before - s.inflight
 		}
 	}
 	return n
 }
 
-// publish shows answers to the front end.
-func (s *source) publish() {
+// publishAnswers shows answers to the front end.
+func (s *ringSource) publishAnswers() {
 	if s.answered {
 		s.answered = false
 		s.comp.Publish()
@@ -64,8 +64,8 @@ func (s *source) publish() {
 	}
 }
 
-// take takes requests from the ring, as many as there is room for in reqs.
-func (s *source) take() int {
+// takeRequests takes requests from the ring, as many as there is room for in reqs.
+func (s *ringSource) takeRequests() int {
 	room := min(len(s.sqes), len(s.reqs)-s.inflight)
 	if room == 0 {
 		return 0
@@ -82,33 +82,33 @@ func (s *source) take() int {
 }
 
 // onRequest checks an entry of the front end and passes it to admit.
-func (s *source) onRequest(e *shm.SQE) {
+func (s *ringSource) onRequest(e *shm.SQE) {
 	d := s.pump.client.deviceAt(e.Device)
 	if d == nil || d.host.Load() != s.host {
-		s.answer(e.Tag, blk.ENODEV)
+		s.pushAnswer(e.Tag, blk.ENODEV)
 		return
 	}
 	if e.Op == blk.Extents {
 		s.onExtents(d, e)
 		return
 	}
-	if errno := d.check(e); errno != blk.OK {
+	if errno := d.checkEntry(e); errno != blk.OK {
 		s.noteFailed(d, e, watchdog.Check, errno)
-		s.answer(e.Tag, errno)
+		s.pushAnswer(e.Tag, errno)
 		return
 	}
-	i := s.begin(d, e)
+	i := s.beginRequest(d, e)
 	s.large = s.large || e.Len >= largeIO
 	s.admit(i)
 }
 
-// begin makes e a request, and returns its slot. There is a free one.
-func (s *source) begin(d *Device, e *shm.SQE) uint32 {
+// beginRequest makes e a request, and returns its slot. There is a free one.
+func (s *ringSource) beginRequest(d *Device, e *shm.SQE) uint32 {
 	i := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	r := &s.reqs[i]
 	r.sqe, r.dev = *e, d
-	r.number, r.sharing = 0, nil
+	r.number, r.writerNotice = 0, nil
 	r.arrived, r.sent, r.lost = s.pump.pump.Now(), 0, 0
 	s.inflight++
 	d.shares[s.pump.index].inflight.Add(1)
@@ -120,8 +120,8 @@ func (s *source) begin(d *Device, e *shm.SQE) uint32 {
 // saves.
 const largeIO = 256 << 10
 
-// check checks an entry of a front end, which is not trusted.
-func (d *Device) check(e *shm.SQE) blk.Errno {
+// checkEntry checks an entry of a front end, which is not trusted.
+func (d *Device) checkEntry(e *shm.SQE) blk.Errno {
 	if errno := d.limits.Load().Check(e.Op, e.Offset, uint64(e.Len)); errno != blk.OK {
 		return errno
 	}
@@ -139,7 +139,7 @@ func (d *Device) check(e *shm.SQE) blk.Errno {
 
 // admit submits request i, or makes it wait or fail, as its device's gate and
 // window decide.
-func (s *source) admit(i uint32) {
+func (s *ringSource) admit(i uint32) {
 	d := s.reqs[i].dev
 	l, sh := d.session.lanes[s.pump.index], &d.shares[s.pump.index]
 	gate := d.gate.Load()
@@ -147,16 +147,16 @@ func (s *source) admit(i uint32) {
 	case gate == gateFail:
 		s.finish(i, blk.EIO, watchdog.Queue)
 		return
-	case gate == gateOpen && sh.waiting.empty() && l.turn.head == nil && l.admits(sh):
-		if s.submit(i) == served {
+	case gate == gateOpen && sh.waiting.empty() && l.turn.head == nil && l.mayAdmit(sh):
+		if s.submitRequest(i) == served {
 			return
 		}
 	}
-	l.wait(d, s.tag(i))
+	l.enqueueRequest(d, s.requestTag(i))
 }
 
-// submit hands request i to RTRS.
-func (s *source) submit(i uint32) verdict {
+// submitRequest hands request i to RTRS.
+func (s *ringSource) submitRequest(i uint32) sendResult {
 	r := &s.reqs[i]
 	if r.dev.unreported.Load() && s.failForLoss(i) {
 		return served
@@ -164,11 +164,11 @@ func (s *source) submit(i uint32) verdict {
 	switch err := s.post(i); {
 	case err == nil:
 		r.held = true
-		r.dev.session.lanes[s.pump.index].began(&r.dev.shares[s.pump.index])
+		r.dev.session.lanes[s.pump.index].onSent(&r.dev.shares[s.pump.index])
 		s.noteSent(r)
 	case err == rtrs.ErrNoPermit:
 		return noPermit
-	case err == rtrs.ErrDisconnected && r.dev.waits():
+	case err == rtrs.ErrDisconnected && r.dev.waitsForPath():
 		return noPath
 	case err == rtrs.ErrDisconnected:
 		s.finish(i, blk.EIO, watchdog.Wire)
@@ -180,35 +180,35 @@ func (s *source) submit(i uint32) verdict {
 
 // failForLoss ends request i with EIO if it is the flush that tells users of lost writes.
 // It runs on the pump, with the gate open.
-func (s *source) failForLoss(i uint32) bool {
+func (s *ringSource) failForLoss(i uint32) bool {
 	r := &s.reqs[i]
-	if !durable(&r.sqe) || !r.dev.unreported.CompareAndSwap(true, false) {
+	if !promisesDurability(&r.sqe) || !r.dev.unreported.CompareAndSwap(true, false) {
 		return false
 	}
 	r.dev.reported.Store(true)
-	r.dev.session.poke()
+	r.dev.session.wakeRun()
 	s.finish(i, blk.EIO, watchdog.Server)
 	return true
 }
 
 // post writes the RNBD message of request i and hands it to RTRS.
-func (s *source) post(i uint32) error {
+func (s *ringSource) post(i uint32) error {
 	r := &s.reqs[i]
 	d, e := r.dev, &r.sqe
 	msg := s.msg[:rnbdwire.IOSize]
 	r.id = d.id.Load()
-	d.encode(msg, e, r.id)
+	d.encodeMessage(msg, e, r.id)
 	if e.Op.Modifies() && d.session.features.Load()&rnbdwire.FeatureOnce != 0 {
-		msg = s.number(r)
+		msg = s.numberWrite(r)
 	}
-	q, tag := d.session.lanes[s.pump.index].queue, s.tag(i)
+	q, tag := d.session.lanes[s.pump.index].queue, s.requestTag(i)
 	switch e.Op {
 	case blk.Read:
 		return q.Read(tag, rtrs.Data{Region: d.region, Off: int(e.ArenaOff), Len: int(e.Len)}, msg)
 	case blk.Write:
 		return q.Write(tag, rtrs.Data{Region: d.region, Off: int(e.ArenaOff), Len: int(e.Len)}, msg)
 	case blk.Flush: // as the kernel's client does it
-		r.covers = d.acknowledged()
+		r.covers = d.ackedWrites()
 		return q.Read(tag, rtrs.Data{}, msg)
 	}
 	return q.Write(tag, rtrs.Data{}, msg)
@@ -217,15 +217,15 @@ func (s *source) post(i uint32) error {
 // noteSent records the time that a request waited here. A request that is sent
 // again because its path was lost is recorded once: the time since it was first
 // sent counts as the wire's.
-func (s *source) noteSent(r *request) {
+func (s *ringSource) noteSent(r *request) {
 	if r.sent == 0 {
 		r.sent = s.pump.pump.Now()
 		r.dev.latency[s.pump.index].queue.Record(r.sqe.Op, r.sent-r.arrived)
 	}
 }
 
-// encode fills the RNBD message for e: docs/extend/protocol/rnbd.md, "IO".
-func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
+// encodeMessage fills the RNBD message for e: docs/extend/protocol/rnbd.md, "IO".
+func (d *Device) encodeMessage(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 	rw := uint32(e.Op)
 	if e.Flags&blk.FUA != 0 || e.Op == blk.Flush {
 		rw |= rnbdwire.FlagFUA
@@ -247,7 +247,7 @@ func (d *Device) encode(msg rnbdwire.IO, e *shm.SQE, id uint32) {
 
 // Arm, Disarm and FD make s a source of the pump. Other goroutines wake the
 // pump after they have moved a gate.
-func (s *source) Arm() bool {
+func (s *ringSource) Arm() bool {
 	if s.orphaned {
 		return true
 	}
@@ -260,15 +260,15 @@ func (s *source) Arm() bool {
 	return s.comp.Arm()
 }
 
-func (s *source) Disarm() { s.comp.Disarm() }
+func (s *ringSource) Disarm() { s.comp.Disarm() }
 
-func (s *source) FD() int { return s.comp.FD() }
+func (s *ringSource) FD() int { return s.comp.FD() }
 
 // LargeIO reports whether the pump should not spin.
-func (s *source) LargeIO() bool { return s.large }
+func (s *ringSource) LargeIO() bool { return s.large }
 
-// add gives s a number on its pump and starts polling it.
-func (p *pumpShare) add(s *source) error {
+// addSource gives s a number on its pump and starts polling it.
+func (p *pumpShare) addSource(s *ringSource) error {
 	p.pump.Call(func() {
 		for i, old := range p.sources {
 			if old == nil {
@@ -283,72 +283,72 @@ func (p *pumpShare) add(s *source) error {
 	return p.pump.Add(s)
 }
 
-// remove stops polling s. All requests of s have ended.
-func (p *pumpShare) remove(s *source) {
+// removeSource stops polling s. All requests of s have ended.
+func (p *pumpShare) removeSource(s *ringSource) {
 	p.pump.Remove(s)
 	p.pump.Call(func() { p.sources[s.index] = nil })
 }
 
-// verdict is the result of an attempt to send a request, or says why there was no
+// sendResult is the result of an attempt to send a request, or says why there was no
 // attempt.
-type verdict uint8
+type sendResult uint8
 
 const (
-	served   verdict = iota // sent or answered
-	nothing                 // the device has no waiting request
-	isShut                  // the device's gate
-	isFull                  // the device's window
-	noPermit                // of the session
-	noPath                  // no path of the session takes requests; RTRS wakes the lane after it has removed a lost one
+	served   sendResult = iota // sent or answered
+	nothing                    // the device has no waiting request
+	isShut                     // the device's gate
+	isFull                     // the device's window
+	noPermit                   // of the session
+	noPath                     // no path of the session takes requests; RTRS wakes the lane after it has removed a lost one
 )
 
-// serve sends the waiting requests of the lanes that have something to send, and
+// serveLanes sends the waiting requests of the lanes that have something to send, and
 // returns their number.
-func (p *pumpShare) serve() (n int) {
+func (p *pumpShare) serveLanes() (n int) {
 	if g := p.client.gates.Load(); g != p.gates {
 		p.gates = g
-		p.unpark()
+		p.unparkAll()
 	}
 	for p.lanes != nil {
 		l := p.lanes
 		p.lanes, l.listed = l.next, false
-		n += l.serve()
+		n += l.serveDevices()
 	}
 	return n
 }
 
-// unpark moves all devices that wait for a gate, a permit or a window to
+// unparkAll moves all devices that wait for a gate, a permit or a window to
 // turn, because a gate may have moved to fail.
-func (p *pumpShare) unpark() {
+func (p *pumpShare) unparkAll() {
 	for p.parked.head != nil {
-		d := p.parked.pop(p.index)
+		d := p.parked.popDevice(p.index)
 		l := d.session.lanes[p.index]
-		l.turn.push(p.index, d)
-		l.list()
+		l.turn.pushDevice(p.index, d)
+		l.scheduleServe()
 	}
 	for p.stuck != nil {
 		l := p.stuck
 		p.stuck, l.stuck = l.nextStuck, false
-		l.turn.take(p.index, &l.full)
-		l.unblock()
+		l.turn.takeAll(p.index, &l.full)
+		l.resumeServe()
 	}
 }
 
-// serve sends a request of each device in turn until permits or requests run out,
+// serveDevices sends a request of each device in turn until permits or requests run out,
 // and returns the number of requests that were sent or answered.
-func (l *lane) serve() (n int) {
+func (l *sessionLane) serveDevices() (n int) {
 	for i := l.pump.index; l.turn.head != nil && !l.blocked; {
-		d := l.turn.pop(i)
+		d := l.turn.popDevice(i)
 		switch sh := &d.shares[i]; l.serveOne(d, sh) {
 		case served:
 			n++
-			l.turn.push(i, d)
+			l.turn.pushDevice(i, d)
 		case nothing:
 			sh.placed = false
 		case isShut:
-			l.pump.parked.push(i, d)
+			l.pump.parked.pushDevice(i, d)
 		case isFull:
-			l.full.push(i, d)
+			l.full.pushDevice(i, d)
 		case noPermit, noPath: // a path may join meanwhile, and that moves no gate
 			l.turn.pushFront(i, d)
 			l.blocked = true
@@ -363,40 +363,40 @@ func (l *lane) serve() (n int) {
 // serveOne sends the next request of d. It checks the gate again: a request
 // sent through a closed gate would carry a stale device id, and the server may
 // have reassigned that id.
-func (l *lane) serveOne(d *Device, sh *share) verdict {
+func (l *sessionLane) serveOne(d *Device, sh *deviceShare) sendResult {
 	if sh.waiting.empty() {
 		return nothing
 	}
-	s, i := l.pump.at(sh.waiting.head)
+	s, i := l.pump.locateTag(sh.waiting.head)
 	v := served
 	switch gate := d.gate.Load(); {
 	case s.orphaned || gate == gateFail:
 		s.finish(i, blk.EIO, s.reqs[i].failedAt())
 	case gate == gateWait:
 		return isShut
-	case !l.admits(sh):
+	case !l.mayAdmit(sh):
 		return isFull
 	default:
-		v = s.submit(i)
+		v = s.submitRequest(i)
 	}
 	if v == served {
-		l.pump.pop(&sh.waiting)
+		l.pump.popRequest(&sh.waiting)
 	}
 	return v
 }
 
-// dismiss ends the waiting requests for d that came from s. Nothing reads answers
+// dropRequests ends the waiting requests for d that came from s. Nothing reads answers
 // to s any more.
-func (p *pumpShare) dismiss(d *Device, s *source) {
+func (p *pumpShare) dropRequests(d *Device, s *ringSource) {
 	waiting := &d.shares[p.index].waiting
 	all := *waiting
 	*waiting = emptyList()
 	for !all.empty() {
-		tag := p.pop(&all)
-		if from, i := p.at(tag); from == s {
+		tag := p.popRequest(&all)
+		if from, i := p.locateTag(tag); from == s {
 			s.finish(i, blk.EIO, watchdog.Queue)
 		} else {
-			p.push(waiting, tag)
+			p.pushRequest(waiting, tag)
 		}
 	}
 }

@@ -12,12 +12,12 @@ import (
 
 // onExtents begins the answer to a front end's question. It moves no payload, so it
 // has a goroutine.
-func (s *source) onExtents(d *Device, e *shm.SQE) {
+func (s *ringSource) onExtents(d *Device, e *shm.SQE) {
 	if errno := d.checkExtents(e); errno != blk.OK {
-		s.answer(e.Tag, errno)
+		s.pushAnswer(e.Tag, errno)
 		return
 	}
-	i, off, n := s.begin(d, e), e.Offset, uint64(e.Len)
+	i, off, n := s.beginRequest(d, e), e.Offset, uint64(e.Len)
 	s.reqs[i].held = true // it waits for the server
 	s.pump.client.watchers.Go(func() {
 		list := d.extentsOrData(off, n)
@@ -38,12 +38,12 @@ func (d *Device) checkExtents(e *shm.SQE) blk.Errno {
 
 // onExtentsDone answers question i. It runs on the pump. The slot belongs to the
 // question until then, also if the front end that asked has gone.
-func (s *source) onExtentsDone(i uint32, list []extents.Extent) {
+func (s *ringSource) onExtentsDone(i uint32, list []extents.Extent) {
 	r := &s.reqs[i]
 	extents.Put(r.dev.arena.Bytes()[r.sqe.ArenaOff:], list)
 	r.held = false
 	s.finish(i, blk.OK, watchdog.Server)
 	if !s.orphaned { // the ring of a front end that has gone may have gone, too
-		s.publish()
+		s.publishAnswers()
 	}
 }

@@ -10,8 +10,8 @@ import (
 // Changes of state are recorded in Config.Journal where they happen. The journal
 // calls nothing, so any lock may be held.
 
-// record records an event of the session's transport.
-func (s *session) record(e rtrs.Event) {
+// recordEvent records an event of the session's transport.
+func (s *session) recordEvent(e rtrs.Event) {
 	j := s.client.cfg.Journal
 	switch e.Kind {
 	case rtrs.SessionUp:
@@ -31,12 +31,12 @@ func (s *session) recordPath(e rtrs.Event) {
 		return
 	}
 	if s.recorded == nil {
-		s.recorded = map[int]recorded{}
+		s.recorded = map[int]recordedPath{}
 	}
 	last, now := s.recorded[e.Path], e.State.String()
 	for _, p := range e.Session.Paths() {
 		if p.ID == e.Path { // else it has been removed since
-			last.name = addresses(p) + "%" + p.Fabric
+			last.name = pathText(p) + "%" + p.Fabric
 		}
 	}
 	n := journal.Event{Kind: journal.Path, Session: s.name, Path: last.name, From: last.state, To: now}
@@ -44,7 +44,7 @@ func (s *session) recordPath(e rtrs.Event) {
 		n.Why = rootCause(e.Err).Error()
 	}
 	s.client.cfg.Journal.Add(n)
-	s.recorded[e.Path] = recorded{last.name, now}
+	s.recorded[e.Path] = recordedPath{last.name, now}
 }
 
 // recordState records the change of a device to another state. The caller holds mu.

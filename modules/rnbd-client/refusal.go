@@ -25,16 +25,16 @@ func (d *Device) askReason(ctx context.Context) (f rnbdwire.ReasonFields) {
 	return rsp.Fields()
 }
 
-// refusal returns the error of an OPEN that failed with err, and that the server has
+// refusalError returns the error of an OPEN that failed with err, and that the server has
 // refused for why. A server that does not tell its reason has answered with an errno
 // alone (docs/extend/protocol/rnbd.md, "OPEN"): refusal adds what the errno may mean for this
 // device. Other errors, such as that of a lost session, keep their text.
-func (d *Device) refusal(err error, why rnbdwire.ReasonFields) error {
+func (d *Device) refusalError(err error, why rnbdwire.ReasonFields) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return fmt.Errorf("open %q on the server: %w", d.path, err)
 	}
-	server := d.session.server()
+	server := d.session.serverAddress()
 	if why.Text != "" {
 		return fmt.Errorf("server %s does not open %q as %s: %s: %w", server, d.path, d.mode, strings.TrimSuffix(why.Text, ": "+errno.Error()), errno)
 	}
@@ -44,17 +44,17 @@ func (d *Device) refusal(err error, why rnbdwire.ReasonFields) error {
 	case syscall.ENOTBLK:
 		return fmt.Errorf("server %s does not export %q: it is a folder, a FIFO or a character device, or a regular file and the server has no --search-path: %w", server, d.path, errno)
 	case syscall.EPERM, syscall.EACCES:
-		return fmt.Errorf("server %s does not open %q as %s: %s: %w", server, d.path, d.mode, d.forbidden(errno), errno)
+		return fmt.Errorf("server %s does not open %q as %s: %s: %w", server, d.path, d.mode, d.forbiddenHint(errno), errno)
 	case syscall.EBUSY:
 		return fmt.Errorf("server %s does not open %q: another program of that host has it, or another OPEN of it has not ended: %w", server, d.path, errno)
 	case syscall.EINVAL:
-		return fmt.Errorf("server %s refuses %q: %s: %w", server, d.path, d.invalid(), errno)
+		return fmt.Errorf("server %s refuses %q: %s: %w", server, d.path, d.invalidHint(), errno)
 	}
 	return fmt.Errorf("open %q on server %s: %w", d.path, server, err)
 }
 
-// invalid returns the possible reasons for an EINVAL of a server.
-func (d *Device) invalid() string {
+// invalidHint returns the possible reasons for an EINVAL of a server.
+func (d *Device) invalidHint() string {
 	switch {
 	case strings.Contains(d.path, ".."):
 		return `".." is not allowed in names`
@@ -64,8 +64,8 @@ func (d *Device) invalid() string {
 	return "the name or the access mode is not valid there"
 }
 
-// forbidden returns the possible reasons for an EPERM or EACCES of a server.
-func (d *Device) forbidden(errno syscall.Errno) string {
+// forbiddenHint returns the possible reasons for an EPERM or EACCES of a server.
+func (d *Device) forbiddenHint(errno syscall.Errno) string {
 	switch {
 	case errno == syscall.EACCES:
 		return "its access rules do not allow it, the server's user has no permission for it, or it is read-only there"

@@ -31,8 +31,8 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 	}
 	switch d.State() {
 	case Open:
-		if why := d.failure(); why != "" {
-			return c.renew(ctx, d, why)
+		if why := d.failureText(); why != "" {
+			return c.renewDevice(ctx, d, why)
 		}
 		return nil, fmt.Errorf("remap %s: it is open: %w", d.name, syscall.EALREADY)
 	case Unmapped:
@@ -45,19 +45,19 @@ func (c *Client) remapAs(ctx context.Context, name string, accept bool) (*Device
 	}
 	defer d.session.awaitOpen(d)()
 	if err := d.openAccepting(ctx, accept); err != nil {
-		d.failed(err)
+		d.setFailure(err)
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
-	if err := d.remapped(); err != nil {
+	if err := d.finishRemap(); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	return d, nil
 }
 
-// renew opens a device again that has failed on the server. why is the reason.
+// renewDevice opens a device again that has failed on the server. why is the reason.
 // If it had failed for good and its plugin runs, the server gives it another
 // id.
-func (c *Client) renew(ctx context.Context, d *Device, why string) (*Device, error) {
+func (c *Client) renewDevice(ctx context.Context, d *Device, why string) (*Device, error) {
 	defer d.session.awaitOpen(d)()
 	old := d.id.Load()
 	err := d.open(ctx)
@@ -72,14 +72,14 @@ func (c *Client) renew(ctx context.Context, d *Device, why string) (*Device, err
 		d.failing, d.lastError = false, ""
 	}
 	d.mu.Unlock()
-	if err := d.remapped(); err != nil {
+	if err := d.finishRemap(); err != nil {
 		return nil, fmt.Errorf("remap %s: %w", d.name, err)
 	}
 	return d, nil
 }
 
-// failed stores the reason why d is still closed.
-func (d *Device) failed(err error) {
+// setFailure stores the reason why d is still closed.
+func (d *Device) setFailure(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state == Closed {
@@ -87,13 +87,13 @@ func (d *Device) failed(err error) {
 	}
 }
 
-// remapped ends a remap after the answer to its OPEN.
-func (d *Device) remapped() error {
+// finishRemap ends a remap after the answer to its OPEN.
+func (d *Device) finishRemap() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch d.state {
 	case Closed:
-		return d.opened()
+		return d.openGate()
 	case Unmapped: // the unmap has sent CLOSE
 		return fmt.Errorf("it was unmapped meanwhile: %w", syscall.ENODEV)
 	}

@@ -22,7 +22,7 @@ func (c *Client) RemapByForce(ctx context.Context, name string) (*Device, error)
 	if err != nil {
 		return nil, fmt.Errorf("remap %q: %w", name, err)
 	}
-	s := p.d.saved()
+	s := p.d.savedState()
 	s.Identity, s.Remapped = rand.Text(), true // the front end keeps no part of the old disk
 	s.Known, s.Unreported = nil, false         // of users that are gone
 	over, ok := c.remapLater(s, p)
@@ -36,13 +36,13 @@ func (c *Client) RemapByForce(ctx context.Context, name string) (*Device, error)
 }
 
 // claimMapped is claim by force, of a device that is mapped.
-func (c *Client) claimMapped(ctx context.Context, name string) (*place, error) {
+func (c *Client) claimMapped(ctx context.Context, name string) (*reservation, error) {
 	c.mapMu.Lock()
-	p, err := c.find(name)
+	p, err := c.findMapping(name)
 	switch {
 	case err != nil:
 		if i := c.waitingAt(name); i >= 0 {
-			err = fmt.Errorf("it %s, and is tried again and again: %w", c.waiting[i].waits(), syscall.EALREADY)
+			err = fmt.Errorf("it %s, and is tried again and again: %w", c.waiting[i].waitReason(), syscall.EALREADY)
 		}
 	case p.work != 0:
 		err = fmt.Errorf("%s is being mapped or unmapped: %w", p.d.name, syscall.EBUSY)
@@ -51,32 +51,32 @@ func (c *Client) claimMapped(ctx context.Context, name string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, p, err = c.claim(ctx, p.d.name, true)
+	_, p, err = c.claimUnmap(ctx, p.d.name, true)
 	return p, err
 }
 
-// remapLater records that s is to be mapped, and has remap try that: its place is that
+// remapLater records that s is to be mapped, and has mapUntilDone try that: its reservation is that
 // of p, so it waits for the end of the unmap. over is closed when the tries are over.
 // ok is false if the client ends; p is as before then.
-func (c *Client) remapLater(s savedDevice, p *place) (over <-chan struct{}, ok bool) {
+func (c *Client) remapLater(s savedDevice, p *reservation) (over <-chan struct{}, ok bool) {
 	done := make(chan struct{})
 	c.saving.Lock() // endRestoring waits for its holder
 	c.mapMu.Lock()
 	if c.life.Err() != nil {
-		p.end()
+		p.endWork()
 		c.mapMu.Unlock()
 		c.saving.Unlock()
 		return nil, false
 	}
 	c.setWaiting(append(c.waiting, s))
-	c.save()
+	c.requestSave()
 	c.restoring.Go(func() {
 		defer close(done)
-		c.remap(s)
+		c.mapUntilDone(s)
 	})
 	c.mapMu.Unlock()
 	c.saving.Unlock()
-	c.flush()
+	c.flushState()
 	return done, true
 }
 

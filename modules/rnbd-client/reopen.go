@@ -45,7 +45,7 @@ func (d *Device) onDenied() {
 func (d *Device) close() {
 	d.setState(Closed)
 	d.failing, d.stopped, d.expired = false, false, false
-	if !d.waits() {
+	if !d.waitsForPath() {
 		d.setGate(gateFail)
 		return
 	}
@@ -68,7 +68,7 @@ func (d *Device) onTooLate() {
 	if d.session.transport.Connected() {
 		why = "the server has not opened it again"
 	}
-	d.expire(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
+	d.failWaiting(fmt.Errorf("%s for %s: %w", why, d.loss.Queue, syscall.ETIMEDOUT))
 }
 
 // reopensAtOnce bounds the concurrent OPENs that open devices of one session
@@ -108,7 +108,7 @@ func (d *Device) beginReopen() bool {
 // again, another call begins.
 func (d *Device) reopenUntilOpen() {
 	s := d.session
-	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pause(newsDelay) {
+	if d.wasDenied() && s.features.Load()&rnbdwire.FeatureEvents != 0 && !s.pauseFor(eventDelay) {
 		return
 	}
 	for tries := 0; d.goesOn(); tries++ {
@@ -118,18 +118,18 @@ func (d *Device) reopenUntilOpen() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
-		err := d.reopen(ctx)
+		err := d.tryReopen(ctx)
 		cancel()
 		<-s.turns
-		if err != nil && !s.pause(s.reopenPause(tries)) {
+		if err != nil && !s.pauseFor(s.reopenPause(tries)) {
 			return
 		}
 	}
 }
 
-// newsDelay bounds the delay of the news that a device was closed on the server
+// eventDelay bounds the delay of the event that a device was closed on the server
 // by hand. Such a device is not opened again automatically.
-const newsDelay = 300 * time.Millisecond
+const eventDelay = 300 * time.Millisecond
 
 // goesOn reports whether d is still to be opened. If not, the reopening has
 // ended.
@@ -143,13 +143,13 @@ func (d *Device) goesOn() bool {
 // errUsersRemain keeps a device closed whose users have seen errors.
 var errUsersRemain = errors.New("users have the device open")
 
-// reopen tries once to open d again. After an error the caller tries again.
-func (d *Device) reopen(ctx context.Context) error {
+// tryReopen tries once to open d again. After an error the caller tries again.
+func (d *Device) tryReopen(ctx context.Context) error {
 	if d.hasExpired() && d.hasUsers(ctx) {
 		return errUsersRemain
 	}
 	defer d.session.awaitOpen(d)()
-	return d.reopened(d.open(ctx))
+	return d.finishReopen(d.open(ctx))
 }
 
 func (d *Device) hasExpired() bool {
@@ -161,26 +161,26 @@ func (d *Device) hasExpired() bool {
 // hasUsers reports whether users may have d open. Users of the library are not known.
 func (d *Device) hasUsers(ctx context.Context) bool {
 	fe := d.fe.Load()
-	if fe == nil || !fe.alive() {
+	if fe == nil || !fe.hasProcess() {
 		return true
 	}
-	return fe.status(ctx, d).Openers > 0
+	return fe.deviceStatus(ctx, d).Openers > 0
 }
 
-// reopened ends a reopen. err is the result of its OPEN.
-func (d *Device) reopened(err error) error {
+// finishReopen ends a reopen. err is the result of its OPEN.
+func (d *Device) finishReopen(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state != Closed || d.needsRemap {
 		return nil // no caller waits for it; its unmap closes it on the server
 	}
 	if err == nil {
-		err = d.opened()
+		err = d.openGate()
 	}
 	switch {
 	case err == nil:
 		return nil
-	case final(err):
+	case isFinal(err):
 		d.giveUp(err)
 		return nil
 	}
@@ -191,10 +191,10 @@ func (d *Device) reopened(err error) error {
 	return err
 }
 
-// final reports whether err, of an OPEN after a reconnect, is a decision. Absence is
+// isFinal reports whether err, of an OPEN after a reconnect, is a decision. Absence is
 // none: a server may be back before its storage is mounted or attached, and then
 // answers ENOENT, ENOTBLK or EINVAL.
-func final(err error) bool {
+func isFinal(err error) bool {
 	for _, errno := range []error{syscall.EPERM, syscall.EACCES, errShrank, errOtherVolume, errChanged} {
 		if errors.Is(err, errno) {
 			return true
@@ -203,22 +203,22 @@ func final(err error) bool {
 	return false
 }
 
-// opened opens the gate of d. It fails if the session was lost after the answer to
+// openGate opens the gate of d. It fails if the session was lost after the answer to
 // OPEN: the id is void then, and onLost may have come already, while d was not open.
 // The caller holds mu.
-func (d *Device) opened() error {
-	if d.openedIn != d.session.epoch() {
+func (d *Device) openGate() error {
+	if d.openedIn != d.session.currentEpoch() {
 		return errVoid
 	}
 	d.stopPatience()
 	d.needsRemap, d.expired, d.deniedOpen, d.stopped = false, false, false, false
-	if !d.failing { // news that came before
+	if !d.failing { // an event that came before
 		d.lastError = ""
 	}
 	d.setState(Open)
 	d.setGate(gateOpen)
 	if fe := d.fe.Load(); fe != nil {
-		go fe.resize(d)
+		go fe.resizeDevice(d)
 	}
 	return nil
 }

@@ -30,12 +30,12 @@ type MapRequest struct {
 	// connect when they can. Without it all paths must work.
 	AnyPath bool
 
-	identity, location string // of a mapping of the last daemon; empty: a new mapping
-	known              *known // of that mapping
+	identity, location string       // of a mapping of the last daemon; empty: a new mapping
+	known              *deviceFacts // of that mapping
 	// clean reports that no write of that mapping needs a flush, unreported that writes were
 	// lost and no flush has failed since.
 	clean, unreported bool
-	tuning            tuning // of a session of the last daemon
+	tuning            sessionTuning // of a session of the last daemon
 }
 
 // requestOf converts a map_device line to a request.

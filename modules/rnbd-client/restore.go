@@ -16,9 +16,9 @@ import (
 // The begin and the end of a daemon with a state file: restore takes over the
 // disks of the last one, leaveDisks leaves those in use to the next one.
 
-// restore serves the disks of the last daemon again. If a server is away, its
+// restoreDisks serves the disks of the last daemon again. If a server is away, its
 // disks are tried until they work or are unmapped.
-func (c *Client) restore() {
+func (c *Client) restoreDisks() {
 	if c.cfg.StateFile == "" {
 		return
 	}
@@ -30,14 +30,14 @@ func (c *Client) restore() {
 	}
 	c.mapMu.Lock()
 	defer c.mapDone()
-	c.takeBack(saved.Leftovers)
+	c.removeLeftovers(saved.Leftovers)
 	for _, s := range saved.Devices {
-		if _, err := s.request(); err != nil {
+		if _, err := s.mapRequest(); err != nil {
 			c.log.Error("a disk of the last daemon is not served again", "file", c.cfg.StateFile, "err", err)
 			continue
 		}
 		c.setWaiting(append(c.waiting, s))
-		c.restoring.Go(func() { c.remap(s) })
+		c.restoring.Go(func() { c.mapUntilDone(s) })
 	}
 }
 
@@ -46,10 +46,10 @@ const (
 	maxRestorePause = 5 * time.Second
 )
 
-// remap tries to map a waiting device until it succeeds.
-func (c *Client) remap(s savedDevice) {
+// mapUntilDone tries to map a waiting device until it succeeds.
+func (c *Client) mapUntilDone(s savedDevice) {
 	log := c.log.With("device", s.Name, "path", s.Path, "node", s.Location)
-	log.Info("device " + s.waits())
+	log.Info("device " + s.waitReason())
 	for pause, last := restorePause, ""; ; pause = min(2*pause, maxRestorePause) {
 		r, waits := c.waitingRequest(s.Identity)
 		if !waits {
@@ -72,18 +72,18 @@ func (c *Client) remap(s savedDevice) {
 	}
 }
 
-// takeBack makes front ends remove the disks that the last daemon could not
+// removeLeftovers makes front ends remove the disks that the last daemon could not
 // remove. The caller holds mapMu.
-func (c *Client) takeBack(all []savedLeftover) {
+func (c *Client) removeLeftovers(all []savedLeftover) {
 	for _, l := range all {
-		if err := c.takeBackOne(l); err != nil {
+		if err := c.removeLeftover(l); err != nil {
 			c.foreign = append(c.foreign, l)
 			c.log.Error("a disk of the last daemon is not taken away", "device", l.Name, "node", l.Location, "err", err)
 		}
 	}
 }
 
-func (c *Client) takeBackOne(l savedLeftover) error {
+func (c *Client) removeLeftover(l savedLeftover) error {
 	i := slices.IndexFunc(c.frontends, func(f *frontend) bool { return f.cfg.Name == l.Frontend })
 	if i < 0 {
 		return fmt.Errorf("there is no front end %q: %w", l.Frontend, syscall.ENOENT)
@@ -133,7 +133,7 @@ func (c *Client) leaveDisks(ctx context.Context) {
 		return
 	}
 	for f := range c.unmapDisks(ctx) {
-		f.abandon()
+		f.killForGood()
 	}
 }
 
@@ -143,17 +143,17 @@ func (c *Client) leaveDisks(ctx context.Context) {
 // one.
 func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 	var disks []*Device
-	var places []*place
-	for _, d := range c.disks() {
-		if _, p, err := c.claim(ctx, d.name, false); err == nil {
+	var places []*reservation
+	for _, d := range c.nodeDevices() {
+		if _, p, err := c.claimUnmap(ctx, d.name, false); err == nil {
 			disks, places = append(disks, d), append(places, p)
 		}
 	}
-	kept := removeAll(ctx, disks, func(d *Device) error { return d.fe.Load().remove(ctx, d, false) })
+	kept := removeAll(ctx, disks, func(d *Device) error { return d.fe.Load().removeDevice(ctx, d, false) })
 	var unmapped sync.WaitGroup
 	for i, p := range places {
 		if kept[i] == nil {
-			unmapped.Go(func() { c.unmap(ctx, p) })
+			unmapped.Go(func() { c.finishUnmap(ctx, p) })
 		}
 	}
 	unmapped.Wait()
@@ -161,7 +161,7 @@ func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 	defer c.mapDone()
 	for i, p := range places {
 		if kept[i] != nil {
-			p.end()
+			p.endWork()
 		}
 	}
 	used = map[*frontend]bool{}
@@ -170,7 +170,7 @@ func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 			continue
 		}
 		used[d.fe.Load()] = true
-		c.setWaiting(append(c.waiting, d.saved()))
+		c.setWaiting(append(c.waiting, d.savedState()))
 		c.log.Warn("disk stays, and its users, if there are any, wait for the next daemon", "device", d.name, "node", d.Location(), "cause", kept[i])
 	}
 	return used
@@ -181,7 +181,7 @@ func (c *Client) unmapDisks(ctx context.Context) (used map[*frontend]bool) {
 const removesAtOnce = 256
 
 // removeAll calls remove for all disks, removesAtOnce at a time, since a front
-// end takes a second to refuse one that is in use. Disks without a turn when
+// end takes a second to refuse one that is in use. Disks without a call when
 // ctx ends get its error.
 func removeAll(ctx context.Context, disks []*Device, remove func(*Device) error) []error {
 	errs := make([]error, len(disks))

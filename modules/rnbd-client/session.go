@@ -9,25 +9,25 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// epoch returns the number of the current epoch, from 1. An epoch ends with
+// currentEpoch returns the number of the current epoch, from 1. An epoch ends with
 // the loss of the last path. Answers of the server, such as ids of devices,
 // are valid in their epoch only.
-func (s *session) epoch() uint64 { return s.downs.Load() + 1 }
+func (s *session) currentEpoch() uint64 { return s.downs.Load() + 1 }
 
 var (
 	errShrank = fmt.Errorf("smaller than before: %w", syscall.EIO)
 	errVoid   = fmt.Errorf("the session was lost before it was open: %w", syscall.ECONNABORTED)
 )
 
-// poke makes run check the devices.
-func (s *session) poke() {
+// wakeRun makes run check the devices.
+func (s *session) wakeRun() {
 	select {
 	case s.signal <- struct{}{}:
 	default:
 	}
 }
 
-func (s *session) list() []*Device {
+func (s *session) listDevices() []*Device {
 	s.client.mu.Lock()
 	defer s.client.mu.Unlock()
 	return append([]*Device(nil), s.devices...)
@@ -35,12 +35,12 @@ func (s *session) list() []*Device {
 
 func (s *session) close(ctx context.Context) error {
 	close(s.done)
-	s.redundancy.end()
+	s.redundancy.stopWatch()
 	return s.transport.Close(ctx)
 }
 
-// pause waits for d. It reports false if the session has been closed.
-func (s *session) pause(d time.Duration) bool {
+// pauseFor waits for d. It reports false if the session has been closed.
+func (s *session) pauseFor(d time.Duration) bool {
 	select {
 	case <-s.done:
 		return false
@@ -56,8 +56,8 @@ func (s *session) maxIO() int { return min(s.transport.MaxIOSize(), maxIOSize) &
 // maxIOSize is the limit of the kernel's client: 128 pages.
 const maxIOSize = 128 * 4096
 
-// server returns the address of the server on the first path of s.
-func (s *session) server() string {
+// serverAddress returns the address of the server on the first path of s.
+func (s *session) serverAddress() string {
 	for _, p := range s.transport.Paths() {
 		return verbs.AddrPortString(p.Addr.Dst)
 	}

@@ -17,7 +17,7 @@ import (
 // openSession connects the paths of r and exchanges SESS_INFO. It fails unless
 // all paths connect. For a mapping of the last daemon one path is enough.
 func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*session, error) {
-	addrs, err := c.addresses(ctx, r.Paths)
+	addrs, err := c.pathAddresses(ctx, r.Paths)
 	if err != nil {
 		return nil, err
 	}
@@ -26,18 +26,18 @@ func (c *Client) openSession(ctx context.Context, name string, r MapRequest) (*s
 	if err != nil {
 		return nil, fmt.Errorf("session %q: %w", name, err)
 	}
-	if err := s.connect(ctx, addrs, cfg, r.identity != "" || r.AnyPath); err != nil {
-		return nil, refused(addrs, err)
+	if err := s.openTransport(ctx, addrs, cfg, r.identity != "" || r.AnyPath); err != nil {
+		return nil, withPathHint(addrs, err)
 	}
-	if err := s.hello(ctx); err != nil {
-		s.abort(ctx)
+	if err := s.exchangeInfo(ctx); err != nil {
+		s.closeUnused(ctx)
 		return nil, err
 	}
 	s.mu.Lock()
-	s.back = len(s.news) == 0 // otherwise the session was lost meanwhile
+	s.back = len(s.events) == 0 // otherwise the session was lost meanwhile
 	s.ready.Store(s.back)
 	s.mu.Unlock()
-	s.redundancy.begin(s.transport.Paths())
+	s.redundancy.startWatch(s.transport.Paths())
 	go s.run()
 	return s, nil
 }
@@ -53,38 +53,38 @@ func (c *Client) newSession(name string, r MapRequest, addrs []rtrs.PathAddr) *s
 	s.tuning.now = r.tuning
 	s.redundancy.log = s.log
 	for i, a := range addrs {
-		s.spelling.note(a, r.Paths[i])
+		s.spelling.noteSpelling(a, r.Paths[i])
 	}
 	if s.port == 0 {
 		s.port = DefaultPort
 	}
 	for _, p := range c.pumps {
-		s.lanes = append(s.lanes, &lane{session: s, pump: p})
+		s.lanes = append(s.lanes, &sessionLane{session: s, pump: p})
 	}
 	return s
 }
 
 // transportConfig returns the configuration of the session's transport.
-func (s *session) transportConfig(t tuning) (rtrs.ClientConfig, error) {
+func (s *session) transportConfig(t sessionTuning) (rtrs.ClientConfig, error) {
 	c := s.client
 	cfg := rtrs.ClientConfig{
-		Queues: max(c.cfg.Queues, len(c.pumps)), Timing: c.cfg.Timing, Policy: c.cfg.Policy, Logger: c.cfg.logger("rtrs"),
+		Queues: max(c.cfg.Queues, len(c.pumps)), Timing: c.cfg.Timing, Policy: c.cfg.Policy, Logger: c.cfg.subsystemLogger("rtrs"),
 		Protect: c.cfg.Protect, PeerName: c.cfg.PeerName, Resolver: c.cfg.Resolver,
 		Auth: c.cfg.Auth, AuthMode: c.cfg.AuthMode,
 		OnDone:   func(queue int, tag uint64, errno int) { c.pumps[queue%len(c.pumps)].onDone(tag, errno) },
-		OnPermit: func(queue int) { s.lanes[queue%len(s.lanes)].unblock() },
+		OnPermit: func(queue int) { s.lanes[queue%len(s.lanes)].resumeServe() },
 		OnEvent:  s.onEvent,
 	}
 	for _, p := range c.pumps {
 		cfg.Pollers = append(cfg.Pollers, p.poller)
 	}
-	err := t.apply(&cfg)
+	err := t.applyTo(&cfg)
 	return cfg, err
 }
 
-// connect opens the transport. It tries again while the server may still be
+// openTransport opens the transport. It tries again while the server may still be
 // ending a session of the same name.
-func (s *session) connect(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig, anyPath bool) (err error) {
+func (s *session) openTransport(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.ClientConfig, anyPath bool) (err error) {
 	open := rtrs.Open
 	if anyPath {
 		open = openAny
@@ -99,7 +99,7 @@ func (s *session) connect(ctx context.Context, addrs []rtrs.PathAddr, cfg rtrs.C
 	for i, l := range s.lanes {
 		l.queue = s.transport.Queue(i)
 	}
-	s.divide()
+	s.dividePermits()
 	return nil
 }
 
@@ -143,12 +143,12 @@ func shareOf(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(end)/time.Duration(n))
 }
 
-// abort closes a session that was never used.
-func (s *session) abort(ctx context.Context) {
+// closeUnused closes a session that was never used.
+func (s *session) closeUnused(ctx context.Context) {
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedClose)
 	defer cancel()
 	s.transport.Close(closing)
 	s.client.mu.Lock()
-	s.client.ended.note(s.name)
+	s.client.ended.noteEnd(s.name)
 	s.client.mu.Unlock()
 }

@@ -13,8 +13,8 @@ import (
 // A session that runs: what happens when its last path is lost, and when a path
 // is back.
 
-// hello exchanges SESS_INFO.
-func (s *session) hello(ctx context.Context) error {
+// exchangeInfo exchanges SESS_INFO.
+func (s *session) exchangeInfo(ctx context.Context) error {
 	msg := make(rnbdwire.SessInfo, rnbdwire.SessInfoSize)
 	rnbdwire.SessInfoFields{Version: rnbdwire.Version}.Put(msg)
 	rsp := make(rnbdwire.SessInfoRsp, rnbdwire.SessInfoRspSize)
@@ -26,16 +26,16 @@ func (s *session) hello(ctx context.Context) error {
 	}
 	s.version = min(rsp.Version(), rnbdwire.Version)
 	s.features.Store(uint32(rsp.Features()))
-	s.listen()
+	s.startEvents()
 	return s.sayWriter(ctx)
 }
 
 // onEvent handles an event of RTRS, on a goroutine of the RTRS session. It closes the
-// devices after a total loss; the rest is news for run.
+// devices after a total loss; run handles the other events.
 func (s *session) onEvent(e rtrs.Event) {
-	s.record(e)
+	s.recordEvent(e)
 	if e.Kind == rtrs.PathChanged && !s.leaving.Load() {
-		s.redundancy.look(e.Session.Paths())
+		s.redundancy.comparePaths(e.Session.Paths())
 	}
 	if e.Kind == rtrs.SessionDown {
 		s.downs.Add(1) // before onDown: an OPEN that onDown finds under way is void
@@ -47,9 +47,9 @@ func (s *session) onEvent(e rtrs.Event) {
 		s.mu.Unlock()
 		return
 	}
-	s.news = append(s.news, e.Kind)
+	s.events = append(s.events, e.Kind)
 	s.mu.Unlock()
-	s.poke()
+	s.wakeRun()
 	if e.Kind == rtrs.SessionDown {
 		s.onDown(e.Session) // called directly: onDown does not block
 	}
@@ -61,7 +61,7 @@ func (s *session) onEvent(e rtrs.Event) {
 func (s *session) onDown(lost *rtrs.Session) {
 	s.ready.Store(false)
 	why := lossReason(lost.Paths())
-	for _, d := range s.list() {
+	for _, d := range s.listDevices() {
 		d.onLost(why)
 	}
 	select {
@@ -75,11 +75,11 @@ func (s *session) onDown(lost *rtrs.Session) {
 	}
 }
 
-// run handles the news of the session until it is closed.
+// run handles the events of the session until it is closed.
 func (s *session) run() {
 	for {
 		var again <-chan time.Time
-		if s.work() != nil {
+		if s.resumeServer() != nil {
 			again = time.After(s.reopenPause(0))
 		}
 		select {
@@ -91,20 +91,20 @@ func (s *session) run() {
 	}
 }
 
-// work exchanges SESS_INFO with a server that is back, and starts to open
+// resumeServer exchanges SESS_INFO with a server that is back, and starts to open
 // closed devices again. After an error the caller tries again.
-func (s *session) work() error {
+func (s *session) resumeServer() error {
 	if !s.isBack() {
 		return nil
 	}
 	if !s.ready.Load() {
-		if err := s.greet(); err != nil {
+		if err := s.greetServer(); err != nil {
 			s.log.Warn("session is back, but does not answer", "err", err)
 			return err
 		}
 	}
 	devices := 0
-	for _, d := range s.list() {
+	for _, d := range s.listDevices() {
 		d.onDenied()
 		d.onRefused()
 		d.onOwed()
@@ -120,31 +120,31 @@ func (s *session) work() error {
 	return nil
 }
 
-// isBack handles the news since the last call and reports whether the session is
+// isBack handles the events since the last call and reports whether the session is
 // connected.
 func (s *session) isBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, k := range s.news {
+	for _, k := range s.events {
 		s.ready.Store(false) // even if the loss is over already
 		s.back = k == rtrs.SessionUp
 	}
-	s.news = nil
+	s.events = nil
 	return s.back
 }
 
-// greet exchanges SESS_INFO with a server that is back.
-func (s *session) greet() error {
+// greetServer exchanges SESS_INFO with a server that is back.
+func (s *session) greetServer() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.client.cfg.MapTimeout)
 	defer cancel()
-	epoch := s.epoch()
-	if err := s.hello(ctx); err != nil {
+	epoch := s.currentEpoch()
+	if err := s.exchangeInfo(ctx); err != nil {
 		return err
 	}
 	s.log.Info("session is back")
 	s.client.mu.Lock()
-	s.divide() // the server may have another queue depth now
+	s.dividePermits() // the server may have another queue depth now
 	s.client.mu.Unlock()
-	s.ready.Store(epoch == s.epoch())
+	s.ready.Store(epoch == s.currentEpoch())
 	return nil
 }

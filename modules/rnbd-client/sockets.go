@@ -14,8 +14,8 @@ import (
 
 // Sockets on which front ends listen. The daemon opens and keeps them.
 
-// socket is a listening socket of the daemon.
-type socket struct {
+// listenSocket is a listening socket of the daemon.
+type listenSocket struct {
 	name string // of its address
 	arg  string // in the configuration; empty: another process made it
 	path string // of a unix socket that this process made
@@ -29,12 +29,12 @@ type socket struct {
 // trusted marks such a socket in the configuration.
 const trusted = ",trusted"
 
-// listen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT". If another process of
+// openListen opens "unix:PATH" (mode 0600) or "tcp:ADDRESS:PORT". If another process of
 // the daemon has opened it before, that socket is taken: file.
-func listen(spec string, file *os.File) (s socket, err error) {
+func openListen(spec string, file *os.File) (s listenSocket, err error) {
 	if file == nil {
-		s, err = open(spec)
-	} else if s, err = inherit(file); err == nil {
+		s, err = openSpec(spec)
+	} else if s, err = inheritSocket(file); err == nil {
 		s.kept = false
 		if path, isUnix := strings.CutPrefix(spec, "unix:"); isUnix {
 			s.name, s.path = spec, path // a long path is not the address of the socket
@@ -44,19 +44,19 @@ func listen(spec string, file *os.File) (s socket, err error) {
 	return s, err
 }
 
-func open(spec string) (socket, error) {
+func openSpec(spec string) (listenSocket, error) {
 	network, addr, ok := strings.Cut(spec, ":")
 	if !ok || addr == "" || network != "unix" && network != "tcp" {
-		return socket{}, fmt.Errorf("listen on %q: write unix:PATH or tcp:ADDRESS:PORT: %w", spec, syscall.EINVAL)
+		return listenSocket{}, fmt.Errorf("listen on %q: write unix:PATH or tcp:ADDRESS:PORT: %w", spec, syscall.EINVAL)
 	}
 	if network == "tcp" {
 		l, err := net.Listen("tcp", addr)
 		if err != nil {
-			return socket{}, fmt.Errorf("listen on %q: %w", spec, err)
+			return listenSocket{}, fmt.Errorf("listen on %q: %w", spec, err)
 		}
 		defer l.Close()
 		f, err := l.(*net.TCPListener).File()
-		return socket{name: "tcp:" + l.Addr().String(), file: f, addr: l.Addr()}, err
+		return listenSocket{name: "tcp:" + l.Addr().String(), file: f, addr: l.Addr()}, err
 	}
 	return listenUnix(addr)
 }
@@ -67,33 +67,33 @@ const orphanEnds = 3 * time.Second
 
 // listenUnix makes the socket at path, in a folder that only its owner can
 // change. It replaces a stale socket.
-func listenUnix(path string) (socket, error) {
+func listenUnix(path string) (listenSocket, error) {
 	l, err := private.Listen(path, orphanEnds)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("somebody serves there: %w", syscall.EADDRINUSE)
 	}
 	if err != nil {
-		return socket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
+		return listenSocket{}, fmt.Errorf("listen on unix:%s: %w", path, err)
 	}
 	defer l.Close()
 	f, err := l.File()
-	return socket{name: "unix:" + path, path: path, file: f, addr: l.Addr()}, err
+	return listenSocket{name: "unix:" + path, path: path, file: f, addr: l.Addr()}, err
 }
 
-// inherit returns a socket that another process made. Its name is not ours to
+// inheritSocket returns a socket that another process made. Its name is not ours to
 // remove.
-func inherit(f *os.File) (socket, error) {
+func inheritSocket(f *os.File) (listenSocket, error) {
 	l, err := net.FileListener(f)
 	if err != nil {
-		return socket{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
+		return listenSocket{}, fmt.Errorf("descriptor %q does not listen: %w", f.Name(), err)
 	}
 	defer l.Close()
-	return socket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f, addr: l.Addr()}, nil
+	return listenSocket{name: l.Addr().Network() + ":" + l.Addr().String(), kept: true, file: f, addr: l.Addr()}, nil
 }
 
-// hide removes the socket's name once. Later the name may belong to another
+// removeName removes the socket's name once. Later the name may belong to another
 // daemon.
-func (s *socket) hide() {
+func (s *listenSocket) removeName() {
 	if s.path != "" {
 		os.Remove(s.path)
 		s.path = ""
@@ -102,7 +102,7 @@ func (s *socket) hide() {
 
 // close removes the socket's name before it stops listening, so that the next
 // daemon can make its own.
-func (s *socket) close() {
-	s.hide()
+func (s *listenSocket) close() {
+	s.removeName()
 	s.file.Close()
 }

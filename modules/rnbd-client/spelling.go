@@ -15,7 +15,7 @@ type pathSpelling struct {
 	last  []string                // told
 }
 
-func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
+func (p *pathSpelling) noteSpelling(a rtrs.PathAddr, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.words == nil {
@@ -24,10 +24,10 @@ func (p *pathSpelling) note(a rtrs.PathAddr, text string) {
 	p.words[specOf(a)] = text
 }
 
-// of returns the spellings of the paths that are not removed. If none is left
+// spellingsOf returns the spellings of the paths that are not removed. If none is left
 // it returns those before the last removal, so that the session can be opened
 // again.
-func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
+func (p *pathSpelling) spellingsOf(paths []rtrs.PathInfo) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var now []string
@@ -35,7 +35,7 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 		if i.State == rtrs.PathDead {
 			continue
 		}
-		if text := p.spell(mapline.Path{Src: i.Addr.Src, Dst: i.Addr.Dst, Fabric: i.Fabric}); !slices.Contains(now, text) {
+		if text := p.userText(mapline.Path{Src: i.Addr.Src, Dst: i.Addr.Dst, Fabric: i.Fabric}); !slices.Contains(now, text) {
 			now = append(now, text)
 		}
 	}
@@ -45,8 +45,8 @@ func (p *pathSpelling) of(paths []rtrs.PathInfo) []string {
 	return p.last
 }
 
-// spell returns the user's text of a path. The caller holds mu.
-func (p *pathSpelling) spell(spec mapline.Path) string {
+// userText returns the user's text of a path. The caller holds mu.
+func (p *pathSpelling) userText(spec mapline.Path) string {
 	if text, ok := p.words[spec]; ok {
 		return text
 	}

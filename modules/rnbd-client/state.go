@@ -9,7 +9,7 @@ import (
 // stopped: their users wait. The state file has the facts needed to serve them
 // again.
 
-func (d *Device) saved() savedDevice {
+func (d *Device) savedState() savedDevice {
 	s, frontend := d.session, FrontendNone
 	if fe := d.fe.Load(); fe != nil {
 		frontend = fe.cfg.Name
@@ -19,19 +19,19 @@ func (d *Device) saved() savedDevice {
 	d.mu.Unlock()
 	return savedDevice{
 		Name: d.name, Path: savedName(d.path), Session: savedName(s.name), Paths: s.savedPaths(), Port: s.port, PollQueues: s.pollQueues,
-		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: frontend, Settings: d.settings(),
-		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, Unreported: d.unreported.Load(), tuning: s.tuning.get(),
+		Access: d.mode.String(), IOMode: d.ioMode, Loss: d.loss.String(), Frontend: frontend, Settings: d.frontendSettings(),
+		Slots: d.arena.Size() / d.slotSize(), Identity: d.identity, Location: d.Location(), Known: known, Unreported: d.unreported.Load(), sessionTuning: s.tuning.current(),
 	}
 }
 
-// save makes mapDone write the state file: mapped devices, and those that
+// requestSave makes mapDone write the state file: mapped devices, and those that
 // still wait to be mapped.
-func (c *Client) save() { c.unsaved.Store(true) }
+func (c *Client) requestSave() { c.unsaved.Store(true) }
 
-// write writes the state file. If that fails, as on a full disk, the file stays
+// writeState writes the state file. If that fails, as on a full disk, the file stays
 // as it was, and is written later. The caller holds saving.
-func (c *Client) write() {
-	state, ours := c.snapshot()
+func (c *Client) writeState() {
+	state, ours := c.stateSnapshot()
 	if c.cfg.StateFile == "" || !ours {
 		return
 	}
@@ -66,7 +66,7 @@ func (c *Client) writeLater() {
 			return
 		case <-time.After(writePause):
 		}
-		c.flush()
+		c.flushState()
 		c.saving.Lock()
 		done := c.unwritten == ""
 		c.saving.Unlock()
@@ -76,19 +76,19 @@ func (c *Client) writeLater() {
 	}
 }
 
-// snapshot returns the contents of the state file. ours reports that no other process
+// stateSnapshot returns the contents of the state file. ours reports that no other process
 // writes it.
-func (c *Client) snapshot() (_ *savedState, ours bool) {
+func (c *Client) stateSnapshot() (_ *savedState, ours bool) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.followSessions()
-	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting), Leftovers: c.leftovers()}
+	state := savedState{Version: stateVersion, Devices: slices.Clone(c.waiting), Leftovers: c.leftoverRecords()}
 	state.Devices = slices.DeleteFunc(state.Devices, func(s savedDevice) bool { return !isNode(s.Location) })
-	for _, d := range c.disks() {
+	for _, d := range c.nodeDevices() {
 		p := c.places[d.index]
 		waits := slices.ContainsFunc(c.waiting, func(s savedDevice) bool { return s.Identity == d.identity || s.Name == d.name })
 		if (p == nil || p.work != mapping) && !waits {
-			state.Devices = append(state.Devices, d.saved())
+			state.Devices = append(state.Devices, d.savedState())
 		}
 	}
 	for i := range state.Devices {
@@ -106,7 +106,7 @@ func (c *Client) followSessions() {
 		s := c.sessions[string(waiting[i].Session)]
 		c.mu.Unlock()
 		if s != nil {
-			waiting[i].Paths, waiting[i].tuning = s.savedPaths(), s.tuning.get()
+			waiting[i].Paths, waiting[i].sessionTuning = s.savedPaths(), s.tuning.current()
 		}
 	}
 	c.setWaiting(waiting)
@@ -123,39 +123,39 @@ func (c *Client) setWaiting(list []savedDevice) {
 // mapDone unlocks mapMu and then saves the state if it has changed.
 func (c *Client) mapDone() {
 	c.mapMu.Unlock()
-	c.flush()
+	c.flushState()
 }
 
 // sessionChanged saves the state after a change of a session.
 func (c *Client) sessionChanged() {
 	c.unsaved.Store(true)
-	c.flush()
+	c.flushState()
 }
 
-// note saves the leftovers.
-func (c *Client) note() {
-	c.save()
-	c.flush()
+// saveLeftovers saves the leftovers.
+func (c *Client) saveLeftovers() {
+	c.requestSave()
+	c.flushState()
 }
 
-// flush writes the state file if something has changed since it was written. It
+// flushState writes the state file if something has changed since it was written. It
 // returns when the caller's changes are in the file.
-func (c *Client) flush() {
+func (c *Client) flushState() {
 	if !c.unsaved.Load() {
 		return
 	}
 	c.saving.Lock()
 	defer c.saving.Unlock()
 	if c.unsaved.Swap(false) {
-		c.write()
+		c.writeState()
 	}
 }
 
 // savedPaths returns the paths for the next daemon.
-func (s *session) savedPaths() []string { return s.spelling.of(s.transport.Paths()) }
+func (s *session) savedPaths() []string { return s.spelling.spellingsOf(s.transport.Paths()) }
 
-// disks returns the devices with a device node.
-func (c *Client) disks() (out []*Device) {
+// nodeDevices returns the devices with a device node.
+func (c *Client) nodeDevices() (out []*Device) {
 	for _, d := range c.Devices() {
 		if d.fe.Load() != nil && isNode(d.Location()) {
 			out = append(out, d)

@@ -40,15 +40,15 @@ type savedDevice struct {
 	Slots      int               `json:"slots"`
 	Identity   string            `json:"identity"`
 	Location   string            `json:"location"`
-	Known      *known            `json:"known,omitempty"`
+	Known      *deviceFacts      `json:"known,omitempty"`
 	// Clean reports that no acknowledged write needed a flush when the record was made. It is
 	// not in the state file, for writes may follow. Unreported is that of Device.
 	Clean      bool `json:"clean,omitempty"`
 	Unreported bool `json:"unreported,omitempty"`
 	// Remapped reports that a remap by force took the device from its users: the front end
 	// makes a new disk for it.
-	Remapped bool `json:"remapped,omitempty"`
-	tuning        // of the session
+	Remapped      bool `json:"remapped,omitempty"`
+	sessionTuning      // of the session
 
 	failure string // of the last try to map it
 }

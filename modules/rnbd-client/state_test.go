@@ -44,7 +44,7 @@ func TestState_RoundTrip(t *testing.T) {
 	if st, err := os.Stat(name); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
-	r, err := got[0].request()
+	r, err := got[0].mapRequest()
 	if err != nil || r.Mode != blk.ReadOnly || r.Loss.Queue != 30*time.Second || r.identity != "ABC" || r.location != "/dev/ublkb3" ||
 		r.Slots != 64 || r.Name != "rnbd3" || r.Frontend != "ublk" || r.Options["number"] != "3" || len(r.Paths) != 2 {
 		t.Errorf("request %+v, %v", r, err)
@@ -85,7 +85,7 @@ func TestState_BadEntries(t *testing.T) {
 	} {
 		s := savedSample()
 		change(&s)
-		if r, err := s.request(); err == nil {
+		if r, err := s.mapRequest(); err == nil {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -96,7 +96,7 @@ func stateClient(t *testing.T, name string) *Client {
 	c := &Client{cfg: Config{StateFile: name, MapTimeout: time.Second}, log: slog.New(slog.DiscardHandler), sessions: map[string]*session{}}
 	c.life, c.endLife = context.WithCancel(context.Background())
 	t.Cleanup(c.endRestoring)
-	c.restore()
+	c.restoreDisks()
 	return c
 }
 
@@ -147,7 +147,7 @@ func TestState_CutAnywhere(t *testing.T) {
 		must(t, os.WriteFile(name, whole[:n], 0o600))
 		c := stateClient(t, name)
 		b, err := os.ReadFile(name + ".bad")
-		if len(c.waiting)+len(c.leftovers()) != 0 || err != nil || len(b) != n {
+		if len(c.waiting)+len(c.leftoverRecords()) != 0 || err != nil || len(b) != n {
 			t.Fatalf("%d bytes: %d disks wait, %d bytes set aside, %v", n, len(c.waiting), len(b), err)
 		}
 		must(t, os.Remove(name+".bad"))
@@ -171,9 +171,9 @@ func TestState_WrittenLater(t *testing.T) {
 	other.Name, other.Identity = "rnbd4", "DEF"
 	c.mapMu.Lock()
 	c.setWaiting([]savedDevice{savedSample(), other})
-	c.save()
+	c.requestSave()
 	c.mapDone()
-	c.note()
+	c.saveLeftovers()
 	if b, err := os.ReadFile(name); err != nil || string(b) != string(before) {
 		t.Errorf("the file of before is %q, %v", b, err)
 	}
@@ -199,7 +199,7 @@ func TestState_WaitingDisk(t *testing.T) {
 		t.Errorf("listed as %v, %v", l.GetDevices(), err)
 	}
 	c.mapMu.Lock()
-	c.save()
+	c.requestSave()
 	c.mapDone()
 	if saved, err := readState(name); len(saved) != 1 || err != nil {
 		t.Errorf("its entry is lost: %v, %v", saved, err)

@@ -11,7 +11,7 @@ import (
 )
 
 // A client hands over to the next process of the daemon. The part of the one that goes
-// on; the other one is in leave.go. A client that has left takes its own devices back
+// on; the other one is in client_handover.go. A client that has left takes its own devices back
 // in the same way.
 
 // againPause is between two attempts to map a device of a hand-over.
@@ -25,7 +25,7 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 	own := h.from == c
 	var reopened error
 	if own {
-		c.rejoin()
+		c.resumeFrontends()
 		if !h.early {
 			reopened = c.reopenFabrics()
 		}
@@ -36,7 +36,7 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 		}
 		h.files = nil
 	}
-	c.expect(h, own)
+	c.expectMappings(h, own)
 	errs := make([]error, len(h.state.Devices))
 	var mapping sync.WaitGroup
 	for i, s := range h.state.Devices {
@@ -45,7 +45,7 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 	mapping.Wait()
 	for i, s := range h.state.Devices {
 		if errs[i] != nil && own {
-			c.restoring.Go(func() { c.remap(s) })
+			c.restoring.Go(func() { c.mapUntilDone(s) })
 		}
 	}
 	if err := errors.Join(errs...); err != nil && !own {
@@ -56,32 +56,32 @@ func (c *Client) TakeOver(ctx context.Context, h *Handover) error {
 	return errors.Join(append(errs, reopened, c.adoptUsers(adopting, h))...)
 }
 
-// rejoin makes the front ends take devices again.
-func (c *Client) rejoin() {
+// resumeFrontends makes the front ends take devices again.
+func (c *Client) resumeFrontends() {
 	for _, f := range c.frontends {
 		f.parting.Store(false)
 	}
 }
 
-// expect makes the mappings of h those that wait to be mapped. own: they are the
+// expectMappings makes the mappings of h those that wait to be mapped. own: they are the
 // client's own, and those that waited before still do.
-func (c *Client) expect(h *Handover, own bool) {
+func (c *Client) expectMappings(h *Handover, own bool) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.setWaiting(append(c.waiting, h.state.Devices...))
 	for _, s := range h.state.Waiting {
 		if _, waits := c.waitingRequest(s.Identity); !waits {
 			c.setWaiting(append(c.waiting, s))
-			c.restoring.Go(func() { c.remap(s) })
+			c.restoring.Go(func() { c.mapUntilDone(s) })
 		}
 	}
 	if !own {
-		c.takeBack(h.state.Leftovers)
+		c.removeLeftovers(h.state.Leftovers)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range h.state.Devices {
-		c.ended.note(string(s.Session))
+		c.ended.noteEnd(string(s.Session))
 	}
 	c.away, c.returning = false, true
 }
@@ -142,7 +142,7 @@ func (c *Client) adoptUsers(ctx context.Context, h *Handover) error {
 func (f *frontend) adoptUsers(ctx context.Context, conns []plugin.Connection) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
-	h, err := f.current()
+	h, err := f.requireProcess()
 	if err == nil {
 		err = h.AdoptConnections(ctx, conns)
 	}
@@ -157,7 +157,7 @@ func (f *frontend) adoptUsers(ctx context.Context, conns []plugin.Connection) er
 // from them. After TakeOver it also has them serve the connections of users.
 func (c *Client) ServeUsers(ctx context.Context) {
 	for _, f := range c.frontends {
-		if h, _ := f.now(); h != nil { // first, because their users know no pause
+		if h, _ := f.currentProcess(); h != nil { // first, because their users know no pause
 			f.giving.Lock()
 			err := f.serveAdopted(ctx, h)
 			f.giving.Unlock()
@@ -171,24 +171,24 @@ func (c *Client) ServeUsers(ctx context.Context) {
 		f.giving.Lock()
 		f.hold = false
 		f.giving.Unlock()
-		h, _ := f.now()
+		h, _ := f.currentProcess()
 		if h == nil || len(f.sockets) == 0 {
 			continue // its next process gets them
 		}
-		if err := f.giveSockets(ctx, h); err != nil {
+		if err := f.passSockets(ctx, h); err != nil {
 			h.Kill(err)
 			continue
 		}
 		for _, d := range c.Devices() {
 			if d.fe.Load() == f {
-				d.setLocation(f.status(ctx, d).Location)
+				d.setLocation(f.deviceStatus(ctx, d).Location)
 			}
 		}
 	}
 }
 
 // serveAdopted has h serve the connections that it was given. The caller holds giving.
-func (f *frontend) serveAdopted(ctx context.Context, h *host) error {
+func (f *frontend) serveAdopted(ctx context.Context, h *frontendProcess) error {
 	if !h.adopted {
 		return nil
 	}
@@ -206,7 +206,7 @@ func (c *Client) endReturn() {
 	if c.returning {
 		c.returning = false
 		c.sweepLinks()
-		c.save()
+		c.requestSave()
 		for id := range c.files.all() {
 			if _, waits := c.waitingRequest(id); !waits {
 				c.endKept(id)

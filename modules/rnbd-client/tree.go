@@ -21,28 +21,28 @@ import (
 // Tree returns the control files of c, by the places that ctltree.Mount gives
 // them. docs/use/control-tree.md lists them. The caller may add to the
 // directories before they are served.
-func (c *Client) Tree() map[string]ctltree.Node { return tree{c: c}.places() }
+func (c *Client) Tree() map[string]ctltree.Node { return controlTree{c: c}.rootNodes() }
 
-func (t tree) places() map[string]ctltree.Node {
+func (t controlTree) rootNodes() map[string]ctltree.Node {
 	class := ctltree.Fixed{"ctl": ctltree.Fixed{
 		"map_device": t.mapDevice(mapUsage, false),
 		"devices":    t.deviceLinks(true),
 	}}
 	if t.c.cfg.Logs != nil {
-		class["log_level"] = ctltree.LogLevels(t.c.cfg.Logs, t.c.logs().SetOne)
+		class["log_level"] = ctltree.LogLevels(t.c.cfg.Logs, t.c.logControl().SetOne)
 	}
 	return map[string]ctltree.Node{
 		"class/rnbd-client": class,
-		"class/rtrs-client": t.sessions(&today),
+		"class/rtrs-client": t.sessionFolders(&today),
 		// The links in devices/ are to ../../../block. Below class/ this is
 		// that folder.
 		"class/block": ctltree.Link("../block"),
-		"block":       t.blocks(),
+		"block":       t.blockFolders(),
 		"kernel/ibnbd_client": ctltree.Fixed{
 			"map_device": t.mapDevice(oldMapUsage, true),
 			"devices":    t.deviceLinks(false),
 		},
-		"kernel/ibtrs_client": t.sessions(&older),
+		"kernel/ibtrs_client": t.sessionFolders(&older),
 	}
 }
 
@@ -56,7 +56,7 @@ const (
 
 // mapDevice maps the device named by a line. Only the older file accepts the
 // keys of the older line.
-func (t tree) mapDevice(usage string, old bool) *ctltree.File {
+func (t controlTree) mapDevice(usage string, old bool) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, line string) error {
 		l, err := mapline.Parse(line, rtrs.PossibleCPUs())
 		if err != nil {
@@ -76,13 +76,13 @@ func (t tree) mapDevice(usage string, old bool) *ctltree.File {
 }
 
 // deviceLinks has a link for each device.
-func (t tree) deviceLinks(withSession bool) ctltree.Dir {
+func (t controlTree) deviceLinks(withSession bool) ctltree.Dir {
 	links := func() map[string]ctltree.Node {
 		out := map[string]ctltree.Node{}
 		for _, d := range t.c.Devices() {
 			id := strings.ReplaceAll(names.Spell(d.path), "/", "!")
 			if _, taken := out[id]; withSession || taken {
-				id += "@" + d.session.folder()
+				id += "@" + d.session.folderName()
 			}
 			out[id] = ctltree.Link("../../../block/" + d.name)
 		}
@@ -94,7 +94,7 @@ func (t tree) deviceLinks(withSession bool) ctltree.Dir {
 	}
 }
 
-func (t tree) blocks() ctltree.Dir {
+func (t controlTree) blockFolders() ctltree.Dir {
 	return ctltree.Listing{
 		Names: func() (list []string) {
 			for _, d := range t.c.Devices() {
@@ -105,7 +105,7 @@ func (t tree) blocks() ctltree.Dir {
 		Node: func(name string) ctltree.Node {
 			for _, d := range t.c.Devices() {
 				if d.name == name {
-					return t.block(d)
+					return t.blockFolder(d)
 				}
 			}
 			return nil
@@ -113,12 +113,12 @@ func (t tree) blocks() ctltree.Dir {
 	}
 }
 
-// block is the folder of a device, in the place of that of a block device of
+// blockFolder is the folder of a device, in the place of that of a block device of
 // the kernel.
-func (t tree) block(d *Device) ctltree.Node {
+func (t controlTree) blockFolder(d *Device) ctltree.Node {
 	files := ctltree.Fixed{
 		"unmap_device":   t.unmapDevice(d),
-		"resize":         t.resize(d),
+		"resize":         t.resizeFile(d),
 		"remap_device":   t.remapDevice(d),
 		"mapping_path":   ctltree.Text(func() string { return names.Spell(d.path) }),
 		"state":          ctltree.Text(func() string { return d.State().String() }),
@@ -129,7 +129,7 @@ func (t tree) block(d *Device) ctltree.Node {
 	dir := ctltree.Fixed{
 		"rnbd": files, "ibnbd_client": files, "ibnbd": files,
 		"size": ctltree.Text(func() string { return strconv.FormatUint(d.Limits().Size/blk.SectorSize, 10) }),
-		"ro":   ctltree.Text(func() string { return flag(d.Limits().ReadOnly) }),
+		"ro":   ctltree.Text(func() string { return flagText(d.Limits().ReadOnly) }),
 		"stat": ctltree.Text(d.blockStat),
 	}
 	if dev, ok := deviceNumber(d.Location()); ok {
@@ -148,7 +148,7 @@ func (d *Device) blockStat() string {
 	return ctltree.BlockStat(read, written, 0)
 }
 
-func flag(b bool) string {
+func flagText(b bool) string {
 	if b {
 		return "1"
 	}
@@ -164,43 +164,43 @@ func deviceNumber(location string) (string, bool) {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev)), true
 }
 
-// there returns an error if d is no longer mapped. A file may be kept open
+// checkMapped returns an error if d is no longer mapped. A file may be kept open
 // longer.
-func (t tree) there(d *Device) error {
+func (t controlTree) checkMapped(d *Device) error {
 	if t.c.deviceAt(d.index) != d {
 		return fmt.Errorf("device %s is not mapped any more: %w", d.name, syscall.ENODEV)
 	}
 	return nil
 }
 
-func (t tree) unmapDevice(d *Device) *ctltree.File {
+func (t controlTree) unmapDevice(d *Device) *ctltree.File {
 	return ctltree.Command("Usage: echo <normal|force> > unmap_device", func(ctx context.Context, how string) error {
 		if how != "normal" && how != "force" {
 			return fmt.Errorf("unmap %s: write normal or force: %w", d.name, syscall.EINVAL)
 		}
-		if err := t.there(d); err != nil {
+		if err := t.checkMapped(d); err != nil {
 			return err
 		}
 		return t.c.Unmap(ctx, d.name, how == "force")
 	})
 }
 
-func (t tree) resize(d *Device) *ctltree.File {
+func (t controlTree) resizeFile(d *Device) *ctltree.File {
 	return ctltree.Command("Usage: echo <new size in sectors> > resize", func(_ context.Context, size string) error {
 		sectors, err := strconv.ParseUint(size, 0, 64)
 		if err != nil || strings.Contains(size, "_") {
 			return numberError("resize "+d.name, size, err)
 		}
-		if err := t.there(d); err != nil {
+		if err := t.checkMapped(d); err != nil {
 			return err
 		}
 		return t.c.Resize(d.name, sectors)
 	})
 }
 
-func (t tree) remapDevice(d *Device) *ctltree.File {
-	return one("Usage: echo <1> > remap_device", func(ctx context.Context) error {
-		if err := t.there(d); err != nil {
+func (t controlTree) remapDevice(d *Device) *ctltree.File {
+	return triggerFile("Usage: echo <1> > remap_device", func(ctx context.Context) error {
+		if err := t.checkMapped(d); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(ctx, t.c.cfg.MapTimeout)

@@ -11,18 +11,18 @@ import (
 
 // Files that take a command, for all parts of the tree.
 
-// tree builds the nodes.
-type tree struct {
+// controlTree builds the nodes.
+type controlTree struct {
 	c        *Client
 	frontend string // front end of devices mapped through the tree; empty: the first
 }
 
-// one returns a file that calls do when 1 is written to it.
-func one(usage string, do func(context.Context) error) *ctltree.File {
-	return digit("1", usage, do)
+// triggerFile returns a file that calls do when 1 is written to it.
+func triggerFile(usage string, do func(context.Context) error) *ctltree.File {
+	return digitFile("1", usage, do)
 }
 
-func digit(want, usage string, do func(context.Context) error) *ctltree.File {
+func digitFile(want, usage string, do func(context.Context) error) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, word string) error {
 		if word != want {
 			return fmt.Errorf("write %s, nothing else: %w", want, syscall.EINVAL)

@@ -18,9 +18,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// spelling is one of the two generations of control files in the kernel's
+// treeSpelling is one of the two generations of control files in the kernel's
 // RTRS.
-type spelling struct {
+type treeSpelling struct {
 	policy   string // name of the file
 	addUsage string
 	name     func(*session, rtrs.PathInfo) string // of a path's folder
@@ -28,13 +28,13 @@ type spelling struct {
 }
 
 var (
-	today = spelling{
+	today = treeSpelling{
 		policy:   "mpath_policy",
 		addUsage: "Usage: echo [<source addr>@]<destination addr> > add_path\n\n*addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]",
 		name:     pathName,
 		stats:    pathStats,
 	}
-	older = spelling{
+	older = treeSpelling{
 		policy:   "mp_policy",
 		addUsage: "Usage: echo [<source addr>,]<destination addr> > add_path\n\n*addr ::= [ ip:<ipv4|ipv6> | gid:<gid> ]",
 		name:     func(_ *session, p rtrs.PathInfo) string { return verbs.TreeString(p.Addr.Dst.Addr()) },
@@ -55,18 +55,18 @@ func pathName(s *session, p rtrs.PathInfo) string {
 	return name
 }
 
-// folder returns the name of the session's folder: the spelling of its name, with "!"
+// folderName returns the name of the session's folder: the spelling of its name, with "!"
 // for a slash as in sysfs.
-func (s *session) folder() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
+func (s *session) folderName() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
 
-func (t tree) sessions(sp *spelling) ctltree.Dir {
+func (t controlTree) sessionFolders(sp *treeSpelling) ctltree.Dir {
 	return ctltree.Listing{
 		Names: func() []string {
 			t.c.mu.Lock()
 			defer t.c.mu.Unlock()
 			var list []string
 			for _, s := range t.c.sessions {
-				list = append(list, s.folder())
+				list = append(list, s.folderName())
 			}
 			slices.Sort(list)
 			return list
@@ -75,8 +75,8 @@ func (t tree) sessions(sp *spelling) ctltree.Dir {
 			t.c.mu.Lock()
 			defer t.c.mu.Unlock()
 			for _, s := range t.c.sessions {
-				if s.folder() == name {
-					return t.session(s, sp)
+				if s.folderName() == name {
+					return t.sessionFolder(s, sp)
 				}
 			}
 			return nil
@@ -84,22 +84,22 @@ func (t tree) sessions(sp *spelling) ctltree.Dir {
 	}
 }
 
-func (t tree) session(s *session, sp *spelling) ctltree.Node {
+func (t controlTree) sessionFolder(s *session, sp *treeSpelling) ctltree.Node {
 	return ctltree.Fixed{
 		"add_path":               t.addPath(s, sp.addUsage),
 		"max_reconnect_attempts": maxReconnects(s),
 		sp.policy:                pathPolicy(s),
-		"paths":                  paths(s, sp),
+		"paths":                  pathFolders(s, sp),
 	}
 }
 
-func (t tree) addPath(s *session, usage string) *ctltree.File {
+func (t controlTree) addPath(s *session, usage string) *ctltree.File {
 	return ctltree.Command(usage, func(ctx context.Context, text string) error {
 		p, err := mapline.ParseKernelPath(strings.TrimSpace(text), s.port)
 		if err != nil {
 			return fmt.Errorf("add path %q: %w: %w", text, syscall.EINVAL, err)
 		}
-		addr, err := t.c.address(ctx, p)
+		addr, err := t.c.pathAddress(ctx, p)
 		if err != nil {
 			return fmt.Errorf("add path %q: %w", text, err)
 		}
@@ -136,9 +136,9 @@ func pathPolicy(s *session) *ctltree.File {
 	}
 }
 
-// paths has a folder for each path. If two have the same name, the number of
+// pathFolders has a folder for each path. If two have the same name, the number of
 // the path is appended to the later ones.
-func paths(s *session, sp *spelling) ctltree.Dir {
+func pathFolders(s *session, sp *treeSpelling) ctltree.Dir {
 	named := func() map[string]int {
 		out := map[string]int{}
 		for _, p := range s.transport.Paths() {
@@ -164,7 +164,7 @@ func paths(s *session, sp *spelling) ctltree.Dir {
 // disconnectLimit is the time for which the kernel waits for a dead peer.
 const disconnectLimit = 30 * time.Second
 
-func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
+func pathFiles(s *session, id int, sp *treeSpelling) ctltree.Node {
 	show := func(f func(rtrs.PathInfo) string) *ctltree.File {
 		return &ctltree.File{Show: func() (string, error) {
 			p, err := pathInfo(s, id)
@@ -183,9 +183,9 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 	}
 	return ctltree.Fixed{
 		"state":       show(stateWord),
-		"reconnect":   one("Usage: echo 1 > reconnect", bounded(s.reconnectByHand)),
-		"disconnect":  one("Usage: echo 1 > disconnect", bounded(s.transport.DisconnectPath)),
-		"remove_path": one("Usage: echo 1 > remove_path", bounded(func(ctx context.Context, id int) error { return s.removePath(ctx, id, true) })),
+		"reconnect":   triggerFile("Usage: echo 1 > reconnect", bounded(s.reconnectByHand)),
+		"disconnect":  triggerFile("Usage: echo 1 > disconnect", bounded(s.transport.DisconnectPath)),
+		"remove_path": triggerFile("Usage: echo 1 > remove_path", bounded(func(ctx context.Context, id int) error { return s.removePath(ctx, id, true) })),
 		"hca_name":    show(func(p rtrs.PathInfo) string { return p.Device }),
 		"hca_port":    show(func(p rtrs.PathInfo) string { return strconv.Itoa(p.Port) }),
 		"src_addr":    show(srcAddr),

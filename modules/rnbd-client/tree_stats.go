@@ -12,10 +12,10 @@ import (
 
 const resetUsage = "echo %s to reset all statistics"
 
-// counted returns a file with the counters of a path. Writing digitToReset
+// counterFile returns a file with the counters of a path. Writing digitToReset
 // resets them.
-func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
-	f := digit(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
+func counterFile(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
+	f := digitFile(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
 	f.Show = func() (string, error) {
 		d, err := s.transport.PathDetails(id)
 		if err != nil {
@@ -27,14 +27,14 @@ func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show f
 }
 
 func resetAll(s *session, id int, digitToReset string) *ctltree.File {
-	return digit(digitToReset, fmt.Sprintf(resetUsage, digitToReset), func(context.Context) error {
+	return digitFile(digitToReset, fmt.Sprintf(resetUsage, digitToReset), func(context.Context) error {
 		return s.transport.ResetStats(id, rtrs.StatAll)
 	})
 }
 
 func pathStats(s *session, id int) ctltree.Fixed {
 	file := func(kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
-		return counted(s, id, "1", kind, show)
+		return counterFile(s, id, "1", kind, show)
 	}
 	return ctltree.Fixed{
 		"cpu_migration_from": file(rtrs.StatCPUMigration, func(d *rtrs.PathDetails) string { return perCPU(d.CPUMigrationFrom) }),
@@ -49,7 +49,7 @@ func pathStats(s *session, id int) ctltree.Fixed {
 // reset them.
 func olderPathStats(s *session, id int) ctltree.Fixed {
 	file := func(kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
-		return counted(s, id, "0", kind, show)
+		return counterFile(s, id, "0", kind, show)
 	}
 	return ctltree.Fixed{
 		"cpu_migration": file(rtrs.StatCPUMigration, func(d *rtrs.PathDetails) string {
@@ -111,12 +111,14 @@ func showLatency(d *rtrs.PathDetails) string {
 		fmt.Fprintf(&b, "%d ms: %d %d\n", 1<<i, d.ReadLatency.Counts[i], d.WriteLatency.Counts[i])
 	}
 	fmt.Fprintf(&b, ">= %d ms: %d %d\n", 1<<(last-1), d.ReadLatency.Counts[last], d.WriteLatency.Counts[last])
-	fmt.Fprintf(&b, "maximum ms: %d %d", ms(d.ReadLatency.Max), ms(d.WriteLatency.Max))
+	fmt.Fprintf(&b, "maximum ms: %d %d", roundUpMillis(d.ReadLatency.Max), roundUpMillis(d.WriteLatency.Max))
 	return b.String()
 }
 
-// ms rounds up, so that only zero becomes zero.
-func ms(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+// roundUpMillis rounds up, so that only zero becomes zero.
+func roundUpMillis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
 
 // showCompletions returns the largest and the average number of completions
 // found at once.

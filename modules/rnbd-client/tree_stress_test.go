@@ -38,7 +38,7 @@ func TestTreeStress(t *testing.T) {
 	s := newTarget(t, 1<<20)
 	c := s.newClient()
 	root := t.TempDir()
-	mounted, err := ctltree.Mount(root, tree{c: c, frontend: "none"}.places(), ctltree.Options{Name: "stress", Logger: slog.New(slog.DiscardHandler)})
+	mounted, err := ctltree.Mount(root, controlTree{c: c, frontend: "none"}.rootNodes(), ctltree.Options{Name: "stress", Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	defer func() { must(t, mounted.Close()) }()
 	users := exec.Command(os.Args[0], "-test.run=^TestTreeStress$", "-test.v")

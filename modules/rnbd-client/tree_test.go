@@ -27,7 +27,7 @@ type treeRig struct {
 func newTreeRig(t *testing.T, change ...func(*Config)) *treeRig {
 	s := newTarget(t, 1<<20)
 	c := s.newClient(change...)
-	return &treeRig{t, s, c, tree{c: c, frontend: "none"}.places()}
+	return &treeRig{t, s, c, controlTree{c: c, frontend: "none"}.rootNodes()}
 }
 
 // at finds a node, over links too.

@@ -7,16 +7,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// tuning has the values that users have set on a running session. The next
+// sessionTuning has the values that users have set on a running session. The next
 // daemon that serves its disks sets them again. All other values come from that
 // daemon's configuration.
-type tuning struct {
+type sessionTuning struct {
 	Policy        string `json:"mp_policy,omitempty"`              // empty: not set
 	MaxReconnects *int   `json:"max_reconnect_attempts,omitempty"` // nil: not set
 }
 
-// apply sets the values in the configuration of a new session.
-func (t tuning) apply(cfg *rtrs.ClientConfig) (err error) {
+// applyTo sets the values in the configuration of a new session.
+func (t sessionTuning) applyTo(cfg *rtrs.ClientConfig) (err error) {
 	if t.Policy != "" {
 		if cfg.Policy, err = rtrs.ParsePolicy(t.Policy); err != nil {
 			return err
@@ -31,13 +31,13 @@ func (t tuning) apply(cfg *rtrs.ClientConfig) (err error) {
 	return nil
 }
 
-// tuned is the tuning of a running session.
-type tuned struct {
+// liveTuning is the tuning of a running session.
+type liveTuning struct {
 	mu  sync.Mutex
-	now tuning
+	now sessionTuning
 }
 
-func (t *tuned) get() tuning {
+func (t *liveTuning) current() sessionTuning {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.now

@@ -13,8 +13,8 @@ import (
 // disks of the last daemon, and devices after a remap by force. They keep their names, and
 // users may give them up.
 
-// request returns the request for the mapping of a disk.
-func (s *savedDevice) request() (MapRequest, error) {
+// mapRequest returns the request for the mapping of a disk.
+func (s *savedDevice) mapRequest() (MapRequest, error) {
 	if !isNode(s.Location) {
 		return MapRequest{}, fmt.Errorf("entry %+v is incomplete", *s)
 	}
@@ -37,7 +37,7 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 	}
 	return MapRequest{
 		Path: string(s.Path), Session: string(s.Session), Paths: s.Paths, Mode: mode, IOMode: s.IOMode, Frontend: s.Frontend, Loss: loss, Name: s.Name,
-		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, clean: s.Clean, unreported: s.Unreported, tuning: s.tuning,
+		Slots: s.Slots, Options: s.Settings, Port: s.Port, PollQueues: s.PollQueues, identity: s.Identity, location: location, known: s.Known, clean: s.Clean, unreported: s.Unreported, tuning: s.sessionTuning,
 	}, nil
 }
 
@@ -45,8 +45,8 @@ func (s *savedDevice) requestAny() (MapRequest, error) {
 // may wait.
 func (s *savedDevice) hasUsers() bool { return isNode(s.Location) && !s.Remapped }
 
-// waits says in words what a waiting device waits for.
-func (s *savedDevice) waits() string {
+// waitReason says in words what a waiting device waits for.
+func (s *savedDevice) waitReason() string {
 	if s.Remapped {
 		return "waits to be mapped again since it was remapped by force"
 	}
@@ -58,7 +58,7 @@ func (s *savedDevice) waits() string {
 func (c *Client) checkWaiting(r *MapRequest) error {
 	for _, s := range c.waiting {
 		if s.Name == r.Name && s.Identity != r.identity {
-			return fmt.Errorf("the name %q belongs to a device (%s) that %s: %w", s.Name, s.Location, s.waits(), syscall.EEXIST)
+			return fmt.Errorf("the name %q belongs to a device (%s) that %s: %w", s.Name, s.Location, s.waitReason(), syscall.EEXIST)
 		}
 		if r.identity != "" && s.Identity == r.identity {
 			return nil
@@ -122,7 +122,7 @@ func (c *Client) describeWaiting() (all []*controlpb.ClientDevice) {
 	for _, s := range waiting {
 		d := &controlpb.ClientDevice{
 			Name: s.Name, Path: string(s.Path), Session: string(s.Session), AccessMode: s.Access, State: Closed.String(), Loss: s.Loss,
-			Frontend: frontendAsAsked(s.Frontend, s.Location), LastError: s.waits(),
+			Frontend: frontendAsAsked(s.Frontend, s.Location), LastError: s.waitReason(),
 		}
 		if s.hasUsers() {
 			d.Endpoint = s.Location
@@ -155,30 +155,30 @@ func (c *Client) acceptWaiting(name string) bool {
 	accepted.Volume = 0
 	waiting[i].Known = &accepted
 	c.setWaiting(waiting)
-	c.save()
+	c.requestSave()
 	return true
 }
 
 func (c *Client) dropWaiting(name string, force bool) (found bool, err error) {
 	c.mapMu.Lock()
 	defer c.mapDone()
-	return c.drop(name, force)
+	return c.dropSaved(name, force)
 }
 
-// drop gives up a waiting device. found reports that there was one of that name.
+// dropSaved gives up a waiting device. found reports that there was one of that name.
 // The caller holds mapMu.
-func (c *Client) drop(name string, force bool) (found bool, err error) {
+func (c *Client) dropSaved(name string, force bool) (found bool, err error) {
 	i := c.waitingAt(name)
 	if i < 0 {
 		return false, nil
 	}
 	s := c.waiting[i]
 	if s.hasUsers() && !force {
-		return true, fmt.Errorf("%s %s, and its users with it; forced, it is given up: %w", s.Location, s.waits(), syscall.EBUSY)
+		return true, fmt.Errorf("%s %s, and its users with it; forced, it is given up: %w", s.Location, s.waitReason(), syscall.EBUSY)
 	}
 	c.removeWaiting(s.Identity)
 	c.endKept(s.Identity)
-	c.save()
+	c.requestSave()
 	if s.hasUsers() {
 		c.log.Warn("disk of the last daemon is given up; it stays until its driver's own tool deletes it", "device", s.Name, "node", s.Location)
 	} else {

@@ -20,25 +20,25 @@ func (c *Client) startWatchdog() {
 	if c.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &watching{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter, Journal: c.cfg.Journal})}
+	w := &hungWatch{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter, Journal: c.cfg.Journal})}
 	for _, p := range c.pumps {
-		l := &look{pump: p}
+		l := &pumpScan{pump: p}
 		l.done.Store(true)
 		w.looks = append(w.looks, l)
 	}
 	c.watch = w
-	c.watchers.Go(func() { watchdog.Run(c.life.Done(), c.cfg.HungAfter, w.look) })
+	c.watchers.Go(func() { watchdog.Run(c.life.Done(), c.cfg.HungAfter, w.scanAll) })
 }
 
-// look logs what has failed, and takes over and begins the looks of the pumps.
-func (w *watching) look(now time.Time) (busy bool) {
+// scanAll logs what has failed, and takes over and begins the looks of the pumps.
+func (w *hungWatch) scanAll(now time.Time) (busy bool) {
 	failed := w.logFailures(now)
-	return w.round(now) || failed
+	return w.nextRound(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports
 // whether there were any.
-func (w *watching) logFailures(now time.Time) (some bool) {
+func (w *hungWatch) logFailures(now time.Time) (some bool) {
 	for _, p := range w.client.pumps {
 		p.failed.Take(func(f watchdog.Failure[*Device]) {
 			watchdog.Failed(w.reporter, f.Device.log, f.Device.name, f, now)
@@ -48,15 +48,15 @@ func (w *watching) logFailures(now time.Time) (some bool) {
 	return some
 }
 
-// round takes over the looks that have ended and begins the next ones. A pump
+// nextRound takes over the looks that have ended and begins the next ones. A pump
 // that has not answered keeps its last result. It reports whether a pump has
 // requests, or had some that hung.
-func (w *watching) round(now time.Time) (busy bool) {
+func (w *hungWatch) nextRound(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
 		if l.done.Load() {
 			found = append(found, w.client.namePaths(l.found)...)
-			busy = l.begin(now) || busy
+			busy = l.beginScan(now) || busy
 		} else {
 			busy = true
 			l.notAnswered(w.client, now)
@@ -66,42 +66,42 @@ func (w *watching) round(now time.Time) (busy bool) {
 	return busy || len(found) > 0
 }
 
-// begin asks the pump to look, if it has a request, and reports whether it has.
-func (l *look) begin(now time.Time) bool {
+// beginScan asks the pump to look, if it has a request, and reports whether it has.
+func (l *pumpScan) beginScan(now time.Time) bool {
 	l.found, l.isStuck = nil, false
 	if !l.pump.busy() {
 		return false
 	}
 	l.asked = now
 	l.done.Store(false)
-	l.pump.pump.Do(func() { l.source(0) })
+	l.pump.pump.Do(func() { l.scanSource(0) })
 	return true
 }
 
 // notAnswered reports a pump that does not answer for HungAfter.
-func (l *look) notAnswered(c *Client, now time.Time) {
+func (l *pumpScan) notAnswered(c *Client, now time.Time) {
 	if took := now.Sub(l.asked); took >= c.cfg.HungAfter && !l.isStuck {
 		l.isStuck = true
 		c.log.Error("a pump does not answer", "pump", l.pump.pump.Name(), "after", took.Round(time.Second).String())
 	}
 }
 
-// source looks at the requests of source i and goes on with the next one after
+// scanSource looks at the requests of source i and goes on with the next one after
 // the pump has done other work. It runs on the pump.
-func (l *look) source(i int) {
+func (l *pumpScan) scanSource(i int) {
 	p := l.pump
 	if i >= len(p.sources) {
 		l.done.Store(true)
 		return
 	}
 	if s := p.sources[i]; s != nil && s.inflight > 0 && !s.orphaned {
-		l.requests(s)
+		l.scanRequests(s)
 	}
-	p.pump.Do(func() { l.source(i + 1) })
+	p.pump.Do(func() { l.scanSource(i + 1) })
 }
 
-// requests adds the requests of s that hang. It runs on the pump.
-func (l *look) requests(s *source) {
+// scanRequests adds the requests of s that hang. It runs on the pump.
+func (l *pumpScan) scanRequests(s *ringSource) {
 	var paths map[uint64]int // ids by tag; made for the first request that hangs on the wire
 	limit := int64(l.pump.client.cfg.HungAfter)
 	for i := range s.reqs {
@@ -117,7 +117,7 @@ func (l *look) requests(s *source) {
 				paths = l.pump.pathsOfRequests()
 			}
 			h.Stage = watchdog.Wire
-			if id, ok := paths[s.tag(uint32(i))]; ok {
+			if id, ok := paths[s.requestTag(uint32(i))]; ok {
 				h.Path = strconv.Itoa(id)
 			}
 		}
@@ -166,8 +166,8 @@ func describePath(p rtrs.PathInfo) string {
 	return fmt.Sprintf("%s%%%s", verbs.AddrPortString(p.Addr.Dst), p.Fabric)
 }
 
-// hung returns the requests of d that hang.
-func (c *Client) hung(d *Device) []watchdog.Hung {
+// hungRequests returns the requests of d that hang.
+func (c *Client) hungRequests(d *Device) []watchdog.Hung {
 	if c.watch == nil {
 		return nil
 	}

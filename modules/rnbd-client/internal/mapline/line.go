@@ -42,7 +42,7 @@ func Parse(line string, cpus int) (Line, error) {
 			continue
 		}
 		key, value, _ := strings.Cut(word, "=")
-		if err := l.set(key, value, cpus); err != nil {
+		if err := l.setKey(key, value, cpus); err != nil {
 			return Line{}, fmt.Errorf("map line: %q: %w", word, err)
 		}
 	}
@@ -55,7 +55,7 @@ func Parse(line string, cpus int) (Line, error) {
 	return l, nil
 }
 
-func (l *Line) set(key, value string, cpus int) (err error) {
+func (l *Line) setKey(key, value string, cpus int) (err error) {
 	if value == "" {
 		return fmt.Errorf("write KEY=VALUE: %w", syscall.EINVAL)
 	}
@@ -64,9 +64,9 @@ func (l *Line) set(key, value string, cpus int) (err error) {
 		if strings.ContainsAny(value, "/.") {
 			return fmt.Errorf("a session's name has no '/' and no '.': %w", syscall.EINVAL)
 		}
-		l.Session, err = name(value)
+		l.Session, err = parseName(value)
 	case "device_path":
-		l.Path, err = name(value)
+		l.Path, err = parseName(value)
 	case "path":
 		return l.addPath(value)
 	case "dest_port":
@@ -88,7 +88,7 @@ func (l *Line) set(key, value string, cpus int) (err error) {
 	return err
 }
 
-func name(v string) (string, error) {
+func parseName(v string) (string, error) {
 	if len(v) > maxName {
 		return "", fmt.Errorf("%d characters are more than %d: %w", len(v), maxName, syscall.EINVAL)
 	}

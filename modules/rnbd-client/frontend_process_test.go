@@ -19,7 +19,7 @@ func (s *target) mapHanging(c *Client, path string) (*Device, frontDir) {
 	d, err := s.mapIn(c, path, dir)
 	must(s.t, err)
 	must(s.t, os.Remove(dir.file("read"))) // the next process sends none
-	eventually(s.t, "the read is on the server", func() bool { return d.inflight() == 1 && s.holds() == 1 })
+	eventually(s.t, "the read is on the server", func() bool { return d.inFlight() == 1 && s.holds() == 1 })
 	return d, dir
 }
 
@@ -90,8 +90,8 @@ func TestFrontend_RestartsBesideRequestsOfAnUnmappedDevice(t *testing.T) {
 				c.unmapByForce(t, d)
 			}
 			eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
-			if d.inflight() != 1 {
-				t.Errorf("%d requests of the unmapped device are counted, and the server holds one", d.inflight())
+			if d.inFlight() != 1 {
+				t.Errorf("%d requests of the unmapped device are counted, and the server holds one", d.inFlight())
 			}
 			if unmapFirst && dir.adds() != 1 {
 				t.Error("the unmapped device is shown again")
@@ -118,16 +118,16 @@ func TestFrontend_RestartWaitsForRequestsOfEachDevice(t *testing.T) {
 	c.killFront(t)
 	eventually(t, "the other device is back", func() bool { return other.adds() == 2 })
 	time.Sleep(300 * time.Millisecond) // for a process that does not wait
-	if dir.adds() != 1 || d.inflight() != 1 {
-		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inflight())
+	if dir.adds() != 1 || d.inFlight() != 1 {
+		t.Errorf("shown %d times, %d requests are under way", dir.adds(), d.inFlight())
 	}
 	if d.host.Load() != nil {
 		t.Error("a process may send requests for a device whose slots are taken")
 	}
 	s.releaseAll(blk.OK)
 	eventually(t, "the device is back", func() bool { return dir.adds() == 2 })
-	if d.inflight() != 0 {
-		t.Errorf("%d requests", d.inflight())
+	if d.inFlight() != 0 {
+		t.Errorf("%d requests", d.inFlight())
 	}
 }
 
@@ -155,7 +155,7 @@ func TestClose_BesideARequestThatNeverEnds(t *testing.T) {
 		orphan.index = uint32(len(p.sources))
 		p.sources = append(p.sources, orphan)
 	})
-	f.orphans.Go(func() { f.outlive(orphan, make(chan struct{})) })
+	f.orphans.Go(func() { f.awaitOrphan(orphan, make(chan struct{})) })
 	if err := soon(t, "the close", async(func() error { return c.Close(t.Context()) })); err != nil {
 		t.Errorf("close: %v", err)
 	}

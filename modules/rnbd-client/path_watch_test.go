@@ -27,21 +27,21 @@ func twoPaths(a, b rtrs.PathState) []rtrs.PathInfo {
 func TestRedundancyIsWarnedOfOnceThenEveryTenMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text lockedText
-		r := &redundancy{log: slog.New(slog.NewTextHandler(&text, nil))}
+		r := &pathWatch{log: slog.New(slog.NewTextHandler(&text, nil))}
 		said := func() string {
 			synctest.Wait()
 			return text.take()
 		}
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathReconnecting)) // the session is being opened
-		r.begin(twoPaths(rtrs.PathConnected, rtrs.PathConnecting))
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathReconnecting)) // the session is being opened
+		r.startWatch(twoPaths(rtrs.PathConnected, rtrs.PathConnecting))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
 		if s := said(); s != "" {
 			t.Errorf("nothing is lost: %s", s)
 		}
 		for range 100 { // it fails again and again
-			r.look(twoPaths(rtrs.PathConnected, rtrs.PathReconnecting))
-			r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnecting))
-			r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnectingErr))
+			r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathReconnecting))
+			r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnecting))
+			r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnectingErr))
 		}
 		if s := said(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "level=WARN") || !strings.Contains(s, `down="10.1.0.1:1234%iwarp (refused)" left=1 of=2`) {
 			t.Errorf("lost: %s", s)
@@ -54,24 +54,24 @@ func TestRedundancyIsWarnedOfOnceThenEveryTenMinutes(t *testing.T) {
 		if s := said(); strings.Count(s, "still lost") != 2 {
 			t.Errorf("after half an hour: %s", s)
 		}
-		r.look(twoPaths(rtrs.PathReconnecting, rtrs.PathReconnecting)) // the last one too: another's warning
+		r.comparePaths(twoPaths(rtrs.PathReconnecting, rtrs.PathReconnecting)) // the last one too: another's warning
 		if s := said(); s != "" {
 			t.Errorf("no path is left: %s", s)
 		}
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
 		if s := said(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "level=INFO") || !strings.Contains(s, "connected again") {
 			t.Errorf("back: %s", s)
 		}
 		time.Sleep(time.Hour)
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathClosed))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathClosed))
 		if s := said(); strings.Count(s, "\n") != 1 {
 			t.Errorf("closed for good: %s", s)
 		}
-		r.end()
+		r.stopWatch()
 		said()
 		time.Sleep(time.Hour)
-		r.look(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
+		r.comparePaths(twoPaths(rtrs.PathConnected, rtrs.PathConnected))
 		if s := said(); s != "" {
 			t.Errorf("after the end: %s", s)
 		}

@@ -49,7 +49,7 @@ func TestChoose(t *testing.T) {
 		{"none", with("", "ublk"), "none", "", 0},
 	} {
 		got := ""
-		choices, err := v.client.choose(v.asked)
+		choices, err := v.client.listChoices(v.asked)
 		for i, c := range choices {
 			if i > 0 {
 				got += " "
@@ -69,15 +69,15 @@ func TestChoose(t *testing.T) {
 }
 
 func TestChoose_SettingsOfTheUserWin(t *testing.T) {
-	d := &Device{options: map[string]string{"attach": "no", "number": "3"}, choices: []choice{{settings: map[string]string{"attach": "auto"}}}}
-	if s := d.settings(); s["attach"] != "no" || s["number"] != "3" || len(d.options) != 2 {
+	d := &Device{options: map[string]string{"attach": "no", "number": "3"}, choices: []frontendChoice{{settings: map[string]string{"attach": "auto"}}}}
+	if s := d.frontendSettings(); s["attach"] != "no" || s["number"] != "3" || len(d.options) != 2 {
 		t.Errorf("settings %v", s)
 	}
 }
 
 func TestUnavailable(t *testing.T) {
 	for errno, want := range map[error]bool{syscall.ENODEV: true, syscall.EACCES: true, syscall.EPERM: true, syscall.EINVAL: false, syscall.EIO: false, syscall.EEXIST: false} {
-		if got := unavailable(fmt.Errorf("add: %w", errno)); got != want {
+		if got := isUnavailable(fmt.Errorf("add: %w", errno)); got != want {
 			t.Errorf("%v: %v", errno, got)
 		}
 	}

@@ -8,10 +8,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// known are the facts about a device on which its users rely from the first
+// deviceFacts are the facts about a device on which its users rely from the first
 // open, since kernels and NBD clients learn them once. A server that returns
 // must have the same.
-type known struct {
+type deviceFacts struct {
 	Volume     uint64 `json:"volume,omitempty"` // 0: not known
 	Block      uint32 `json:"block"`            // logical, bytes
 	MaxIO      uint32 `json:"max_io"`           // bytes
@@ -21,8 +21,8 @@ type known struct {
 	Verifier rnbdwire.Verifier `json:"verifier,omitempty"`
 }
 
-func knownOf(f *rnbdwire.OpenRspFields, l *blk.Limits) *known {
-	return &known{Volume: f.Volume, Verifier: f.Verifier, Block: l.LogicalBlockSize, MaxIO: l.MaxIOSize, WriteCache: l.WriteCache, FUA: l.FUA}
+func knownOf(f *rnbdwire.OpenRspFields, l *blk.Limits) *deviceFacts {
+	return &deviceFacts{Volume: f.Volume, Verifier: f.Verifier, Block: l.LogicalBlockSize, MaxIO: l.MaxIOSize, WriteCache: l.WriteCache, FUA: l.FUA}
 }
 
 // Errors of a device that differs from the one before. It stays closed.
@@ -31,10 +31,10 @@ var (
 	errChanged     = fmt.Errorf("users cannot be told; unmap and map it: %w", syscall.ESTALE)
 )
 
-// admit reports whether now may replace k. now is the server's latest answer.
+// checkSuccessor reports whether now may replace k. now is the server's latest answer.
 // accept allows another volume. If the write cache is gone, admit keeps it in
 // now: users continue to flush, and need that if the cache returns.
-func (k *known) admit(now *known, accept bool) error {
+func (k *deviceFacts) checkSuccessor(now *deviceFacts, accept bool) error {
 	if k.Volume != 0 && now.Volume != 0 && k.Volume != now.Volume && !accept {
 		return errOtherVolume
 	}

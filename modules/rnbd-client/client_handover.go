@@ -106,16 +106,16 @@ func ParseHandover(state []byte, conns []plugin.Connection) (*Handover, error) {
 	return h, nil
 }
 
-// settleTime is for requests in flight to end: those of users' connections, and then
+// idleTime is for requests in flight to end: those of users' connections, and then
 // those of disks after the end of their front end.
-const settleTime = time.Second
+const idleTime = time.Second
 
-// back ends a hand-over that has changed nothing.
-func (c *Client) back() {
+// undoHandOver ends a hand-over that has changed nothing.
+func (c *Client) undoHandOver() {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	c.away = false
-	c.save()
+	c.requestSave()
 }
 
 // spareFiles are descriptors that a hand-over needs beside those of connections.
@@ -128,8 +128,8 @@ func (c *Client) roomForUsers(ctx context.Context) error {
 	defer cancel()
 	need := spareFiles
 	for _, f := range c.frontends {
-		if h, _ := f.now(); h != nil {
-			need += f.users(ctx, h)
+		if h, _ := f.currentProcess(); h != nil {
+			need += f.userCount(ctx, h)
 		}
 	}
 	var limit unix.Rlimit
@@ -147,9 +147,9 @@ func (c *Client) roomForUsers(ctx context.Context) error {
 	return nil
 }
 
-// mayLeave returns the places of all devices, and keeps them as they are from then on:
+// mayLeave returns the reservations of all devices, and keeps them as they are from then on:
 // nothing else is mapped or unmapped, and nothing is written to the state file.
-func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
+func (c *Client) mayLeave(h *Handover) (places []*reservation, err error) {
 	c.saving.Lock()
 	defer c.saving.Unlock()
 	c.mapMu.Lock()
@@ -161,8 +161,8 @@ func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
 		return nil, fmt.Errorf("requests of an unmapped device have not ended: %w", syscall.EBUSY)
 	}
 	for _, f := range c.frontends {
-		for _, a := range f.all() {
-			if a.lingers() {
+		for _, a := range f.allAttachments() {
+			if a.keepsIndex() {
 				return nil, fmt.Errorf("device %s is being taken away: %w", a.spec.Name, syscall.EBUSY)
 			}
 		}
@@ -170,7 +170,7 @@ func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
 	c.followSessions()
 	waiting := slices.Clone(c.waiting)
 	for _, p := range c.places {
-		s, err := p.leaves()
+		s, err := p.leavingRecord()
 		switch {
 		case err == nil:
 			h.state.Devices = append(h.state.Devices, s)
@@ -181,23 +181,23 @@ func (c *Client) mayLeave(h *Handover) (places []*place, err error) {
 		}
 		places = append(places, p)
 	}
-	h.state.Waiting, h.state.Leftovers, h.Devices = waiting, c.leftovers(), len(h.state.Devices)
+	h.state.Waiting, h.state.Leftovers, h.Devices = waiting, c.leftoverRecords(), len(h.state.Devices)
 	c.away = true
 	for _, p := range places {
-		p.begin(context.Background(), unmapping)
+		p.beginWork(context.Background(), unmapping)
 	}
 	return places, nil
 }
 
 var errNoServer = fmt.Errorf("has no server now, and could not be opened again at once: %w", syscall.EBUSY)
 
-// leaves returns the record of a device for the next process. The caller holds mapMu.
-func (p *place) leaves() (savedDevice, error) {
+// leavingRecord returns the record of a device for the next process. The caller holds mapMu.
+func (p *reservation) leavingRecord() (savedDevice, error) {
 	d := p.d
 	if p.work != 0 || d.fe.Load() == nil {
 		return savedDevice{}, fmt.Errorf("device %s is being mapped or unmapped: %w", d.name, syscall.EBUSY)
 	}
-	s := d.saved()
+	s := d.savedState()
 	if d.State() != Open {
 		return s, fmt.Errorf("device %s %w", d.name, errNoServer)
 	}
@@ -219,20 +219,20 @@ func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
 	f.giving.Lock()
 	defer f.giving.Unlock()
 	f.hold = true // the next process of the front end does not get the sockets
-	if len(f.sockets) == 0 && len(f.all()) == 0 {
+	if len(f.sockets) == 0 && len(f.allAttachments()) == 0 {
 		return nil
 	}
-	host, err := f.current()
+	host, err := f.requireProcess()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conns, closed, err := host.ReleaseConnections(ctx, settleTime)
+	conns, closed, err := host.ReleaseConnections(ctx, idleTime)
 	if blk.ToErrno(err) == blk.EOPNOTSUPP {
 		f.parting.Store(true)
 		if f.cfg.MountDir == "" { // users of mounts wait
-			h.Closed += f.users(ctx, host)
+			h.Closed += f.userCount(ctx, host)
 		}
 		return nil
 	}
@@ -244,9 +244,9 @@ func (f *frontend) releaseUsers(ctx context.Context, h *Handover) error {
 	return nil
 }
 
-// users returns the number of users of the devices that are no disks.
-func (f *frontend) users(ctx context.Context, h *host) (n int) {
-	for _, a := range f.all() {
+// userCount returns the number of users of the devices that are no disks.
+func (f *frontend) userCount(ctx context.Context, h *frontendProcess) (n int) {
+	for _, a := range f.allAttachments() {
 		st, err := h.DeviceStatus(ctx, a.index)
 		if err == nil && !isNode(st.Location) {
 			n += st.Openers
@@ -261,42 +261,42 @@ func (c *Client) partDisks(ctx context.Context) {
 	var parting sync.WaitGroup
 	for _, f := range c.frontends {
 		if f.parting.Load() {
-			parting.Go(func() { f.part(ctx) })
+			parting.Go(func() { f.killAndDrain(ctx) })
 		}
 	}
 	parting.Wait()
 }
 
-// part kills the process, and waits until its devices have none. The supervisor
+// killAndDrain kills the process, and waits until its devices have none. The supervisor
 // starts another one. That gets none of them.
-func (f *frontend) part(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, takeAwayTime)
+func (f *frontend) killAndDrain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, removeTime)
 	defer cancel()
-	if h, _ := f.now(); h != nil {
+	if h, _ := f.currentProcess(); h != nil {
 		h.Process.Kill()
 		select {
 		case <-h.parted:
 		case <-ctx.Done():
 		}
 	}
-	for _, a := range f.all() {
+	for _, a := range f.allAttachments() {
 		a.setWant(wantLeft)
 		a.awaitGone(ctx)
 	}
 }
 
-// settle waits until no device has a request in flight.
-func (c *Client) settle(ctx context.Context, places []*place) error {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+// awaitIdle waits until no device has a request in flight.
+func (c *Client) awaitIdle(ctx context.Context, places []*reservation) error {
+	ctx, cancel := context.WithTimeout(ctx, idleTime)
 	defer cancel()
 	for {
-		i := slices.IndexFunc(places, func(p *place) bool { return p.d.inflight() > 0 })
+		i := slices.IndexFunc(places, func(p *reservation) bool { return p.d.inFlight() > 0 })
 		if i < 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("requests of device %s do not end within %s: %w", places[i].d.name, settleTime, syscall.EBUSY)
+			return fmt.Errorf("requests of device %s do not end within %s: %w", places[i].d.name, idleTime, syscall.EBUSY)
 		case <-time.After(200 * time.Microsecond):
 		}
 	}
@@ -304,10 +304,10 @@ func (c *Client) settle(ctx context.Context, places []*place) error {
 
 // noteClean records which devices have no acknowledged write that needs a flush. No
 // request is in flight; a device that has one is left out.
-func (h *handoverState) noteClean(places []*place) {
+func (h *handoverState) noteClean(places []*reservation) {
 	clean := map[string]bool{}
 	for _, p := range places {
-		if d := p.d; d.inflight() == 0 {
+		if d := p.d; d.inFlight() == 0 {
 			d.mu.Lock()
 			clean[d.identity] = !d.isDirty()
 			d.mu.Unlock()
@@ -320,32 +320,32 @@ func (h *handoverState) noteClean(places []*place) {
 	}
 }
 
-// depart takes the devices from their front ends and closes them on their servers, and
+// closeDevices takes the devices from their front ends and closes them on their servers, and
 // the sessions with them.
-func (c *Client) depart(ctx context.Context, places []*place) error {
+func (c *Client) closeDevices(ctx context.Context, places []*reservation) error {
 	errs := make([]error, len(places))
 	var departing sync.WaitGroup
 	for i, p := range places {
 		departing.Go(func() {
-			if errs[i] = p.d.fe.Load().remove(ctx, p.d, false); errs[i] != nil {
-				c.stay(p)
+			if errs[i] = p.d.fe.Load().removeDevice(ctx, p.d, false); errs[i] != nil {
+				c.endHandOver(p)
 				return
 			}
 			p.d.leaves.Store(true)
-			c.unmap(ctx, p)
+			c.finishUnmap(ctx, p)
 		})
 	}
 	departing.Wait()
 	return errors.Join(errs...)
 }
 
-// stay ends the hand-over of devices that stay mapped, of those that are there.
-func (c *Client) stay(places ...*place) {
+// endHandOver ends the hand-over of devices that stay mapped, of those that are there.
+func (c *Client) endHandOver(places ...*reservation) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	for _, p := range places {
 		if p.work != 0 {
-			p.end()
+			p.endWork()
 		}
 	}
 }

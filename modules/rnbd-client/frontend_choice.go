@@ -8,16 +8,16 @@ import (
 	"syscall"
 )
 
-// choose lists the front ends to try for a name, in order.
-func (c *Client) choose(name string) ([]choice, error) {
+// listChoices lists the front ends to try for a name, in order.
+func (c *Client) listChoices(name string) ([]frontendChoice, error) {
 	if name == "" {
 		name = c.cfg.Frontend
 	}
-	var out []choice
+	var out []frontendChoice
 	try := func(plugin string, settings map[string]string) {
 		for _, f := range c.frontends {
 			if f.cfg.Name == plugin {
-				out = append(out, choice{f, settings})
+				out = append(out, frontendChoice{f, settings})
 			}
 		}
 	}
@@ -36,7 +36,7 @@ func (c *Client) choose(name string) ([]choice, error) {
 		}
 		startingFirst(out)
 		if len(out) == 0 && len(c.frontends) > 0 { // only plugins with other names are configured
-			out = append(out, choice{fe: c.frontends[0]})
+			out = append(out, frontendChoice{fe: c.frontends[0]})
 		}
 		if len(out) == 0 {
 			return nil, fmt.Errorf("no front end is configured: %w", syscall.ENODEV)
@@ -71,14 +71,14 @@ func frontendAsAsked(name, location string) string {
 }
 
 // startingFirst puts the front ends whose process does not start behind the others.
-func startingFirst(all []choice) {
-	rank := func(ch choice) int {
+func startingFirst(all []frontendChoice) {
+	rank := func(ch frontendChoice) int {
 		if ch.fe.fails() {
 			return 1
 		}
 		return 0
 	}
-	slices.SortStableFunc(all, func(a, b choice) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(all, func(a, b frontendChoice) int { return rank(a) - rank(b) })
 }
 
 // hasLoops reports whether the front end "fuse-loop" may work here.
@@ -87,7 +87,7 @@ func (c *Client) hasLoops() bool {
 }
 
 // name is the word of users for the choice.
-func (c choice) name() string {
+func (c frontendChoice) name() string {
 	switch {
 	case c.settings[settingLoop] == loopYes:
 		return FrontendFuseLoop
@@ -97,46 +97,46 @@ func (c choice) name() string {
 	return c.fe.cfg.Name
 }
 
-// appear shows d to users by the first choice that works on this host.
-func (d *Device) appear(ctx context.Context) error {
+// showToUsers shows d to users by the first choice that works on this host.
+func (d *Device) showToUsers(ctx context.Context) error {
 	if len(d.choices) == 0 {
 		return nil
 	}
 	for {
 		fe := d.choices[0].fe
 		d.fe.Store(fe)
-		err := fe.add(ctx, d)
+		err := fe.addDevice(ctx, d)
 		if err == nil {
 			d.choices = d.choices[:1] // the one that serves d
-			d.link()
+			d.makeLink()
 			return nil
 		}
-		if len(d.choices) == 1 || !unavailable(err) {
+		if len(d.choices) == 1 || !isUnavailable(err) {
 			return err
 		}
 		d.log.Info("front end does not work here, trying the next", "frontend", d.choices[0].name(), "cause", err)
 		d.mu.Lock()
 		d.passedOver = append(d.passedOver, fmt.Sprintf("%s: %v", d.choices[0].name(), err))
 		d.mu.Unlock()
-		fe.release(d)
+		fe.releaseDevice(d)
 		d.choices = d.choices[1:]
 	}
 }
 
-// vanish removes d from its front end, after its last request. Its link stays where the
+// removeFromUsers removes d from its front end, after its last request. Its link stays where the
 // next process goes on with it.
-func (d *Device) vanish() {
+func (d *Device) removeFromUsers() {
 	if !d.leaves.Load() {
-		d.unlink()
+		d.removeLink()
 	}
 	if fe := d.fe.Load(); fe != nil {
-		fe.release(d)
+		fe.releaseDevice(d)
 	}
 }
 
-// unavailable reports whether err means that this host does not offer the
+// isUnavailable reports whether err means that this host does not offer the
 // front end, and not that the front end refuses the device.
-func unavailable(err error) bool {
+func isUnavailable(err error) bool {
 	for _, errno := range []error{syscall.ENODEV, syscall.ENOSYS, syscall.EACCES, syscall.EPERM} {
 		if errors.Is(err, errno) {
 			return true

@@ -114,7 +114,7 @@ func TestRestore_AnotherVolume(t *testing.T) {
 	saved := savedSample()
 	saved.Name, saved.Location, saved.Frontend, saved.Paths = "vol0", "/dev/null", "test", []string{"10.0.0.1"}
 	saved.Settings = map[string]string{"dir": t.TempDir()}
-	saved.Known = &known{Volume: 1, Block: 512, MaxIO: 61440, WriteCache: true, FUA: true}
+	saved.Known = &deviceFacts{Volume: 1, Block: 512, MaxIO: 61440, WriteCache: true, FUA: true}
 	must(t, writeState(state, &savedState{Version: stateVersion, Devices: []savedDevice{saved}}))
 	c := s.newClient(withTestFront(t), func(cfg *Config) { cfg.StateFile = state })
 	eventually(t, "two attempts", func() bool { return s.count("close") >= 2 })

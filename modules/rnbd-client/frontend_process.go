@@ -14,39 +14,39 @@ const (
 	// turnsAtOnce is the number of attachments that may make a call to a
 	// process at a time.
 	turnsAtOnce = 16
-	// turnTime bounds the turn of one call. After it the next call may begin,
+	// callTime bounds one call. After it the next call may begin,
 	// though the call goes on.
-	turnTime = time.Second
+	callTime = time.Second
 )
 
-func newHost(f *frontend, in *supervise.Instance) *host {
-	return &host{Instance: in, fe: f, turns: make(chan struct{}, turnsAtOnce), parted: make(chan struct{})}
+func newHost(f *frontend, in *supervise.Instance) *frontendProcess {
+	return &frontendProcess{Instance: in, fe: f, callSlots: make(chan struct{}, turnsAtOnce), parted: make(chan struct{})}
 }
 
-// alive reports whether the process can be called.
-func (h *host) alive() bool { return h != nil && h.Context().Err() == nil }
+// isAlive reports whether the process can be called.
+func (h *frontendProcess) isAlive() bool { return h != nil && h.Context().Err() == nil }
 
-// now returns the process to use, or nil. over reports that no further process
+// currentProcess returns the process to use, or nil. over reports that no further process
 // will be started.
-func (f *frontend) now() (h *host, over bool) {
+func (f *frontend) currentProcess() (h *frontendProcess, over bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.host.alive() {
-		h = f.host
+	if f.current.isAlive() {
+		h = f.current
 	}
 	return h, f.over
 }
 
-// alive reports whether a process can be used.
-func (f *frontend) alive() bool {
-	h, _ := f.now()
+// hasProcess reports whether a process can be used.
+func (f *frontend) hasProcess() bool {
+	h, _ := f.currentProcess()
 	return h != nil
 }
 
-// current returns the process to use. The error wraps EBUSY if it is being
+// requireProcess returns the process to use. The error wraps EBUSY if it is being
 // restarted.
-func (f *frontend) current() (*host, error) {
-	h, _ := f.now()
+func (f *frontend) requireProcess() (*frontendProcess, error) {
+	h, _ := f.currentProcess()
 	if h == nil {
 		return nil, f.notThere()
 	}
@@ -65,16 +65,16 @@ func (f *frontend) notThere() error {
 	return fmt.Errorf("front end %s is being restarted: %w", f.cfg.Name, syscall.EBUSY)
 }
 
-// turn waits for a turn. done ends it.
-func (h *host) turn(ctx context.Context) (done func(), err error) {
+// acquireCall waits until the process may be called. done ends the call.
+func (h *frontendProcess) acquireCall(ctx context.Context) (done func(), err error) {
 	select {
-	case h.turns <- struct{}{}:
+	case h.callSlots <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	var once sync.Once
-	give := func() { once.Do(func() { <-h.turns }) }
-	late := time.AfterFunc(turnTime, give)
+	give := func() { once.Do(func() { <-h.callSlots }) }
+	late := time.AfterFunc(callTime, give)
 	return func() {
 		late.Stop()
 		give()
@@ -82,12 +82,12 @@ func (h *host) turn(ctx context.Context) (done func(), err error) {
 }
 
 // addSources joins the rings with the pumps.
-func (h *host) addSources() error {
+func (h *frontendProcess) addSources() error {
 	for i, p := range h.fe.client.pumps {
 		ring := h.Rings[i]
 		s := newSource(p, h, ring.Completer(), ring.Entries())
 		h.sources = append(h.sources, s)
-		if err := p.add(s); err != nil {
+		if err := p.addSource(s); err != nil {
 			return err
 		}
 	}
@@ -100,8 +100,8 @@ func (h *host) addSources() error {
 // refer to them. Until then each request owns its slot, so its device is shown
 // to the next process afterwards. Other devices are shown at once.
 
-// orphan ends the use of the rings. Requests that were not sent end now.
-func (h *host) orphan() {
+// endRings ends the use of the rings. Requests that were not sent end now.
+func (h *frontendProcess) endRings() {
 	for _, s := range h.sources {
 		var ended chan struct{}
 		s.pump.pump.Call(func() {
@@ -114,26 +114,26 @@ func (h *host) orphan() {
 		})
 		s.pump.pump.Remove(s)
 		if ended == nil {
-			s.giveIndex()
+			s.freeIndex()
 		} else {
-			h.fe.orphans.Go(func() { h.fe.outlive(s, ended) })
+			h.fe.orphans.Go(func() { h.fe.awaitOrphan(s, ended) })
 		}
 	}
 	h.sources = nil
 	h.fe.client.forgetAnswers(h.fe)
 }
 
-// outlive waits for the end of an orphan, or of the front end. The pumps stop
+// awaitOrphan waits for the end of an orphan, or of the front end. The pumps stop
 // after the front end, and no answer comes any more.
-func (f *frontend) outlive(s *source, ended <-chan struct{}) {
+func (f *frontend) awaitOrphan(s *ringSource, ended <-chan struct{}) {
 	select {
 	case <-ended:
-		s.giveIndex()
+		s.freeIndex()
 	case <-f.life.Done():
 	}
 }
 
-// giveIndex frees the number of an orphan, after its last request.
-func (s *source) giveIndex() {
+// freeIndex frees the number of an orphan, after its last request.
+func (s *ringSource) freeIndex() {
 	s.pump.pump.Call(func() { s.pump.sources[s.index] = nil })
 }

@@ -8,32 +8,32 @@ import (
 	"syscall"
 )
 
-// A mapping takes its place before it does anything slow and keeps it to the
+// A mapping takes its reservation before it does anything slow and keeps it to the
 // end of its unmap: an index, a name, and a path in a session. No other work of
 // the client waits for a server or a front end that is slow. A mapping that
-// needs an occupied place is refused. It waits only if the place is being given
+// needs a reserved name or index is refused. It waits only if the reservation is being given
 // back.
 
 var errAway = fmt.Errorf("another process of the daemon takes the devices over: %w", syscall.EBUSY)
 
-// begin starts work on p. The context ends with ctx, or when another caller
+// beginWork starts work on p. The context ends with ctx, or when another caller
 // cancels the work. The caller holds mapMu.
-func (p *place) begin(ctx context.Context, w work) context.Context {
+func (p *reservation) beginWork(ctx context.Context, w mappingWork) context.Context {
 	ctx, give := context.WithCancelCause(ctx)
-	p.work, p.give, p.ended = w, give, make(chan struct{})
+	p.work, p.cancel, p.ended = w, give, make(chan struct{})
 	return ctx
 }
 
-// end ends the work on p. The caller holds mapMu.
-func (p *place) end() {
-	p.give(nil)
+// endWork ends the work on p. The caller holds mapMu.
+func (p *reservation) endWork() {
+	p.cancel(nil)
 	p.work = 0
 	close(p.ended)
 }
 
-// take gives d its place. The error is EEXIST if another mapping has the name
+// reserve makes the reservation of d. The error is EEXIST if another mapping has the name
 // or the path. The context is that of the map.
-func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequest) (context.Context, *place, error) {
+func (c *Client) reserve(ctx context.Context, d *Device, session string, r *MapRequest) (context.Context, *reservation, error) {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	for {
@@ -72,15 +72,15 @@ func (c *Client) take(ctx context.Context, d *Device, session string, r *MapRequ
 	if d.name == "" {
 		d.name = c.freeName(index)
 	}
-	p := &place{d: d, session: session}
+	p := &reservation{d: d, session: session}
 	c.places[index] = p
-	return p.begin(ctx, mapping), p, nil
+	return p.beginWork(ctx, mapping), p, nil
 }
 
 // takenBy looks for a mapping with the name or the path of d. It returns an
-// error if that one stays, or its place if it is being unmapped. The caller
+// error if that one stays, or its reservation if it is being unmapped. The caller
 // holds mapMu.
-func (c *Client) takenBy(d *Device, session string) (*place, error) {
+func (c *Client) takenBy(d *Device, session string) (*reservation, error) {
 	for _, p := range c.places {
 		sameName := d.name != "" && p.d.name == d.name
 		samePath := p.session == session && p.d.path == d.path
@@ -112,7 +112,7 @@ func (c *Client) freeIndex() (uint32, bool) {
 
 // isFree reports whether nothing uses the index. The caller holds mapMu.
 func (c *Client) isFree(i uint32) bool {
-	return c.places[i] == nil && c.retired[i] == nil && !c.lingers(i)
+	return c.places[i] == nil && c.retired[i] == nil && !c.keepsIndex(i)
 }
 
 // freeName makes a name from an index. Caller holds mapMu.
@@ -142,56 +142,56 @@ func (c *Client) Reserve(names []string) {
 	c.reserved = names
 }
 
-// unreserve frees the name of a device that is given up, until the next Reserve.
-func (c *Client) unreserve(name string) {
+// unreserveName frees the name of a device that is given up, until the next Reserve.
+func (c *Client) unreserveName(name string) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	c.reserved = slices.DeleteFunc(slices.Clone(c.reserved), func(n string) bool { return n == name })
 }
 
-// vacate ends the work on p and frees the place.
-func (c *Client) vacate(p *place) {
+// releaseReservation ends the work on p and frees the reservation.
+func (c *Client) releaseReservation(p *reservation) {
 	c.mapMu.Lock()
 	defer c.mapDone()
 	delete(c.places, p.d.index)
-	p.end()
+	p.endWork()
 }
 
-// settled ends the work of a map that has succeeded.
-func (c *Client) settled(p *place) {
+// finishMap ends the work of a map that has succeeded.
+func (c *Client) finishMap(p *reservation) {
 	c.mapMu.Lock()
 	defer c.mapDone()
-	p.end()
+	p.endWork()
 	c.removeWaiting(p.d.identity)
-	c.save()
+	c.requestSave()
 }
 
-// claim begins the unmap of the device with that name, node or path. An unmap
+// claimUnmap begins the unmap of the device with that name, node or path. An unmap
 // by force cancels a map of the device and an unmap without force, and claim
 // waits for their end. Errors: EBUSY while it is being mapped, EALREADY while
 // another unmap is under way, ENOENT.
-func (c *Client) claim(ctx context.Context, name string, force bool) (context.Context, *place, error) {
+func (c *Client) claimUnmap(ctx context.Context, name string, force bool) (context.Context, *reservation, error) {
 	c.mapMu.Lock()
 	defer c.mapMu.Unlock()
 	for {
 		if c.away {
 			return ctx, nil, errAway
 		}
-		p, err := c.find(name)
+		p, err := c.findMapping(name)
 		if err != nil {
 			return ctx, nil, err
 		}
 		switch {
 		case p.work == 0 && force:
-			return p.begin(ctx, unmappingByForce), p, nil
+			return p.beginWork(ctx, unmappingByForce), p, nil
 		case p.work == 0:
-			return p.begin(ctx, unmapping), p, nil
+			return p.beginWork(ctx, unmapping), p, nil
 		case p.work == mapping && !force:
 			return ctx, nil, fmt.Errorf("%s is being mapped; forced, that is given up: %w", p.d.name, syscall.EBUSY)
 		case p.work == unmappingByForce || !force:
 			return ctx, nil, fmt.Errorf("%s is being unmapped: %w", p.d.name, syscall.EALREADY)
 		}
-		p.give(errForced)
+		p.cancel(errForced)
 		mapped, ended := p.work == mapping, p.ended
 		c.mapMu.Unlock()
 		select {
@@ -211,9 +211,9 @@ func (c *Client) claim(ctx context.Context, name string, force bool) (context.Co
 // errGivenUp means that a map was cancelled, so there is nothing to unmap.
 var errGivenUp = errors.New("the map was given up")
 
-// find looks for a mapping as Device does, and also finds one that is being
+// findMapping looks for a mapping as Device does, and also finds one that is being
 // mapped. The caller holds mapMu.
-func (c *Client) find(name string) (*place, error) {
+func (c *Client) findMapping(name string) (*reservation, error) {
 	for _, p := range c.places {
 		if p.work == mapping && p.d.name == name {
 			return p, nil
@@ -223,5 +223,5 @@ func (c *Client) find(name string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.places[d.index], nil // the place is given back after the device is off the list
+	return c.places[d.index], nil // the reservation is released after the device is off the list
 }

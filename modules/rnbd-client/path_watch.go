@@ -14,9 +14,9 @@ import (
 // remindAfter is the pause between two warnings of the same loss.
 const remindAfter = 10 * time.Minute
 
-// redundancy warns when a session of several paths has lost some of them, and
+// pathWatch warns when a session of several paths has lost some of them, and
 // again every remindAfter until all are back.
-type redundancy struct {
+type pathWatch struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
@@ -26,16 +26,16 @@ type redundancy struct {
 	remind *time.Timer
 }
 
-// begin starts the warnings. paths are those of the open session.
-func (r *redundancy) begin(paths []rtrs.PathInfo) {
+// startWatch starts the warnings. paths are those of the open session.
+func (r *pathWatch) startWatch(paths []rtrs.PathInfo) {
 	r.mu.Lock()
 	r.on = true
 	r.mu.Unlock()
-	r.look(paths)
+	r.comparePaths(paths)
 }
 
-// look compares the paths with those of the last look.
-func (r *redundancy) look(paths []rtrs.PathInfo) {
+// comparePaths compares the paths with those of the last look.
+func (r *pathWatch) comparePaths(paths []rtrs.PathInfo) {
 	up, down := sortPaths(paths)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,14 +52,14 @@ func (r *redundancy) look(paths []rtrs.PathInfo) {
 		r.since = time.Now()
 		r.last = strings.Join(down, ", ")
 		r.log.Warn("redundancy is lost: paths are down", "down", r.last, "left", up, "of", len(paths))
-		r.remind = time.AfterFunc(remindAfter, r.again)
+		r.remind = time.AfterFunc(remindAfter, r.repeatWarning)
 	default:
 		r.last = strings.Join(down, ", ")
 	}
 }
 
-// again repeats the warning of a loss that lasts.
-func (r *redundancy) again() {
+// repeatWarning repeats the warning of a loss that lasts.
+func (r *pathWatch) repeatWarning() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.on || r.since.IsZero() {
@@ -69,8 +69,8 @@ func (r *redundancy) again() {
 	r.remind.Reset(remindAfter)
 }
 
-// end stops the warnings.
-func (r *redundancy) end() {
+// stopWatch stops the warnings.
+func (r *pathWatch) stopWatch() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.on = false
@@ -137,8 +137,8 @@ func rootCause(err error) error {
 	}
 }
 
-// addresses returns SRC@DST, or @DST before the system has chosen a source.
-func addresses(p rtrs.PathInfo) string {
+// pathText returns SRC@DST, or @DST before the system has chosen a source.
+func pathText(p rtrs.PathInfo) string {
 	dst := "@" + verbs.AddrString(p.Addr.Dst.Addr())
 	if p.Src.IsValid() {
 		return verbs.AddrString(p.Src) + dst
