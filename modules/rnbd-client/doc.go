@@ -25,7 +25,7 @@
 // before it.
 //
 //	tree*, api*              the control files and the control API
-//	client, takeover, remap_force, restore, leave_steps, leave
+//	client, takeover, remap_force, restore, leave_steps, client_handover
 //	                         begin and end of a client; disks that outlive one, and
 //	                         what is handed over to the next process; devices that are
 //	                         tried until they are mapped again
