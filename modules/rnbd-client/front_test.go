@@ -417,7 +417,7 @@ func TestClose_FrontEndThatCrashesMeanwhileGetsNoSockets(t *testing.T) {
 	c.endRestoring() // as Close begins
 	c.killFront(t)
 	c.frontends[0].awaitDeath(t)
-	eventually(t, "the next process", func() bool { h, err := c.frontends[0].current(); return err == nil && h.alive() })
+	eventually(t, "the next process", func() bool { h, err := c.frontends[0].requireProcess(); return err == nil && h.isAlive() })
 	must(t, c.Close(t.Context()))
 	if n := sockets(); n != 1 {
 		t.Errorf("%d sockets were given", n)
