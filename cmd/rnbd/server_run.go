@@ -199,7 +199,7 @@ func runServer(cmd *cobra.Command, o *serverOptions, hangups <-chan os.Signal, p
 	daemon.serving = &serving{server: s, options: o, fabrics: fabrics, reopen: func(fabric string) (verbs.Device, error) { return o.openFabric(run, fabric) }}
 	conf = &daemon.conf
 	daemon.conf = running[*serverOptions]{kind: "server", cmd: cmd, logs: run.logs, options: o, keys: readKeyFiles(o), fresh: serverRun, refuse: refuseNoRules, tls: run.tls, metrics: run.metrics}
-	defer watchKeys(run.tls, func() { s.Judge(o.AccessGrace) })()
+	defer watchKeys(run.tls, func() { s.RecheckIdentities(o.AccessGrace) })()
 	view, api := control.ViewServer(daemon), run.newAPI()
 	controlpb.RegisterServerDaemonServer(api, daemon)
 	stopAdmin, err := o.serveAdmin(run, daemon, s.Access)

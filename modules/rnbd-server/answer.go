@@ -18,7 +18,7 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/watchdog"
 )
 
-func (q *ioQueue) reap() (total int) {
+func (q *ioQueue) reapCompletions() (total int) {
 	for total < 4*len(q.cqes) {
 		n := q.sub.Pop(q.cqes[:])
 		for i := range q.cqes[:n] {
@@ -30,7 +30,7 @@ func (q *ioQueue) reap() (total int) {
 		}
 	}
 	if q.sub.Err() != nil {
-		q.plugin.corrupt(q.sub.Err())
+		q.plugin.killCorrupt(q.sub.Err())
 	}
 	return total
 }
@@ -44,28 +44,28 @@ func (q *ioQueue) onDone(c *shm.CQE) {
 	s := q.server.sessionAt(uint32(c.Tag >> 32))
 	chunk := c.Tag & (1<<32 - 1)
 	if s == nil || chunk >= uint64(len(s.reqs)) {
-		q.plugin.corrupt(errUnknownTag)
+		q.plugin.killCorrupt(errUnknownTag)
 		return
 	}
 	r := &s.reqs[chunk]
-	if r.owner.Load() != q.owner() || r.state != reqSent {
-		q.plugin.corrupt(errUnknownTag)
+	if r.owner.Load() != q.ownerNumber() || r.state != reqSent {
+		q.plugin.killCorrupt(errUnknownTag)
 		return
 	}
 	errno := storageErrno(c.Errno)
 	f := &r.m.flows[q.pump]
-	f.ended()
-	r.refund()
-	q.note(f.lane)
+	f.onReturned()
+	r.freeDepth()
+	q.noteLane(f.lane)
 	if r.isDurable() {
 		r.noteFlush(errno)
 	}
 	if r.preflush && errno == blk.OK { // of the flush; feed sends r itself
 		r.preflush = false
-		q.wait(f, r)
+		q.enqueueWaiting(f, r)
 		return
 	}
-	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.clock()-r.sent)
+	r.m.dev.latency[q.pump].plugin.Record(r.sqe.Op, q.updateClock()-r.sent)
 	q.finish(r, errno)
 }
 
@@ -91,7 +91,7 @@ func (q *ioQueue) finish(r *request, errno blk.Errno) {
 		errno = r.answerFlush(errno)
 	}
 	if r.sqe.Op.Modifies() {
-		q.ended(r, f, errno)
+		q.recordWriteEnd(r, f, errno)
 	}
 	f.inflight.Add(-1)
 	q.server.pumps[q.pump].ended.Add(1)
@@ -129,9 +129,9 @@ func (q *ioQueue) noteFailed(d *device, e *shm.SQE, at watchdog.Stage, errno blk
 	q.server.pumps[q.pump].failed.Add(watchdog.Failure[*device]{Device: d, Op: e.Op, Stage: at, Errno: errno, Len: e.Len, Offset: e.Offset})
 }
 
-// ended records the end of a write for replay.go.
-func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
-	if u := r.m.usage; u.shared.Load() {
+// recordWriteEnd records the end of a write for replay.go.
+func (q *ioQueue) recordWriteEnd(r *request, f *mappingFlow, errno blk.Errno) {
+	if u := r.m.writers; u.shared.Load() {
 		f.wroteAt.Store(latency.Now())
 	}
 	switch {
@@ -143,12 +143,12 @@ func (q *ioQueue) ended(r *request, f *flow, errno blk.Errno) {
 	}
 	if r.repeats {
 		r.repeats = false
-		r.m.usage.repeated()
+		r.m.writers.endRepetition()
 	}
 }
 
-// corrupt kills a plugin that broke its ring. A pump calls it.
-func (p *ioPlugin) corrupt(err error) {
+// killCorrupt kills a plugin that broke its ring. A pump calls it.
+func (p *ioPlugin) killCorrupt(err error) {
 	p.mu.Lock()
 	in := p.in
 	p.mu.Unlock()
@@ -157,5 +157,5 @@ func (p *ioPlugin) corrupt(err error) {
 	}
 }
 
-// owner returns the value of request.owner for requests of q.
-func (q *ioQueue) owner() int32 { return int32(q.index) + 1 }
+// ownerNumber returns the value of request.owner for requests of q.
+func (q *ioQueue) ownerNumber() int32 { return int32(q.index) + 1 }

@@ -17,26 +17,26 @@ import (
 // more mapping. During a restart it waits for the next process. leaveSession follows if
 // it succeeds.
 func (p *ioPlugin) attachSession(ctx context.Context, s *session) error {
-	if err := s.gone(); err != nil {
+	if err := s.checkAlive(); err != nil {
 		return err
 	}
 	in, err := p.sup.Await(ctx)
 	if err == nil {
-		err = p.enter(ctx, s)
+		err = p.addUse(ctx, s)
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.show(ctx, in, s, false); err != nil {
+	if err := p.showArena(ctx, in, s, false); err != nil {
 		p.leaveSession(s)
 		return fmt.Errorf("plugin %s: memory of session %q: %w", p.cfg.Name, s.name, err)
 	}
 	return nil
 }
 
-// enter counts one more mapping of s. If the last one before has just been closed, it
+// addUse counts one more mapping of s. If the last one before has just been closed, it
 // waits until the process no longer knows the arena's number.
-func (p *ioPlugin) enter(ctx context.Context, s *session) error {
+func (p *ioPlugin) addUse(ctx context.Context, s *session) error {
 	for {
 		p.mu.Lock()
 		leaving := p.leaving[s]
@@ -89,18 +89,18 @@ func (p *ioPlugin) showAll(ctx context.Context, in *supervise.Instance) error {
 	}
 	p.mu.Unlock()
 	for _, s := range sessions {
-		if err := p.show(ctx, in, s, true); err != nil {
+		if err := p.showArena(ctx, in, s, true); err != nil {
 			return fmt.Errorf("memory of session %q: %w", s.name, err)
 		}
 	}
 	return nil
 }
 
-// show shows s's arena to in, unless in has it. If again is true it does so
+// showArena shows s's arena to in, unless in has it. If again is true it does so
 // only if the arena is still listed. An arena is listed before the first try,
 // so that the next process is shown it whenever this one dies. No lock is held
 // during the call to the process; a separate handle keeps the memory.
-func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session, again bool) error {
+func (p *ioPlugin) showArena(ctx context.Context, in *supervise.Instance, s *session, again bool) error {
 	p.mu.Lock()
 	last := p.shown[s]
 	if last == nil && again {
@@ -116,10 +116,10 @@ func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session,
 			return context.Cause(ctx)
 		}
 	}
-	now := &showing{in: in, done: make(chan struct{})}
+	now := &arenaShow{in: in, done: make(chan struct{})}
 	p.shown[s] = now
 	p.mu.Unlock()
-	now.err = p.attach(ctx, in, s)
+	now.err = p.attachArena(ctx, in, s)
 	close(now.done)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,14 +128,14 @@ func (p *ioPlugin) show(ctx context.Context, in *supervise.Instance, s *session,
 	case last == nil:
 		delete(p.shown, s)
 	default:
-		p.shown[s] = &showing{}
+		p.shown[s] = &arenaShow{}
 	}
 	return now.err
 }
 
-// attach shows the arena to in. The arena of a session that has ended may be
+// attachArena shows the arena to in. The arena of a session that has ended may be
 // gone; then there is nothing to show, since no further request uses it.
-func (p *ioPlugin) attach(ctx context.Context, in *supervise.Instance, s *session) error {
+func (p *ioPlugin) attachArena(ctx context.Context, in *supervise.Instance, s *session) error {
 	a, err := s.keepArena()
 	if err != nil || a == nil {
 		return err
@@ -175,14 +175,14 @@ func (p *ioPlugin) detachSession(s *session) {
 }
 
 // takeAway takes s's arena away from the process that was shown it.
-func (p *ioPlugin) takeAway(last *showing, s *session) {
+func (p *ioPlugin) takeAway(last *arenaShow, s *session) {
 	select {
 	case <-last.done:
 	case <-last.in.Context().Done():
 		return
 	}
 	if last.err == nil {
-		p.detach(last.in, s)
+		p.detachArena(last.in, s)
 	}
 }
 
@@ -192,13 +192,13 @@ const (
 	detachMost  = 5 * time.Second
 )
 
-// detach tries until the process has detached the arena or has ended.
-func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
+// detachArena tries until the process has detached the arena or has ended.
+func (p *ioPlugin) detachArena(in *supervise.Instance, s *session) {
 	for pause, told := detachFirst, false; ; pause = min(2*pause, detachMost) {
 		ctx, cancel := context.WithTimeout(in.Context(), callTimeout)
 		err := in.DetachArena(ctx, s.index)
 		cancel()
-		if err == nil || errors.Is(err, syscall.ENOENT) || !sleep(in.Context(), pause) {
+		if err == nil || errors.Is(err, syscall.ENOENT) || !sleepFor(in.Context(), pause) {
 			return
 		}
 		if !told {
@@ -208,8 +208,8 @@ func (p *ioPlugin) detach(in *supervise.Instance, s *session) {
 	}
 }
 
-// sleep waits for pause. It returns false if ctx ends before.
-func sleep(ctx context.Context, pause time.Duration) bool {
+// sleepFor waits for pause. It returns false if ctx ends before.
+func sleepFor(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {

@@ -41,7 +41,7 @@ func TestAudit_RefusalsAreBounded(t *testing.T) {
 	r := newRig(t, newMemory(), func(c *Config) { c.Audit = log })
 	stranger, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	server := netip.MustParseAddrPort("10.0.0.1:1234")
-	h := (*handler)(r.server)
+	h := (*rtrsHandler)(r.server)
 	for i := range 10000 {
 		h.Refused(rtrs.Refusal{Client: netip.AddrPortFrom(stranger, uint16(i+1)), Server: server, Fabric: "iwarp", Handshake: true, Claimed: "dns:x",
 			Err: errors.New("a\x1b[2J\n\u0085" + strings.Repeat("b", 10000))})

@@ -19,12 +19,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// depthPause is the pause before a look for room in the queue depth. Another pump
+// depthPause is the pause before a check for room in the queue depth. Another pump
 // may have made some.
 const depthPause = int64(time.Millisecond)
 
-// due returns the time of the next request's begin: now if it may begin at once.
-func (b *budget) due(now int64) int64 {
+// dueTime returns the time of the next request's begin: now if it may begin at once.
+func (b *budget) dueTime(now int64) int64 {
 	p := b.pace.Load()
 	if p.QueueDepth > 0 && b.queued.Load() >= int64(p.QueueDepth) {
 		return now + depthPause
@@ -39,16 +39,16 @@ func (b *budget) due(now int64) int64 {
 	return at
 }
 
-// affords reports whether r may begin. If not, the pump wakes when it may. A request
+// canAfford reports whether r may begin. If not, the pump wakes when it may. A request
 // that a plugin has had before is paid for. A device that is being closed owes no
 // more.
-func (q *ioQueue) affords(r *request) bool {
+func (q *ioQueue) canAfford(r *request) bool {
 	b := r.m.budget.Load()
 	if b == nil || r.sent != 0 || r.m.closed.Load() {
 		return true
 	}
 	now := int64(q.now)
-	at := b.due(now)
+	at := b.dueTime(now)
 	if at <= now {
 		return true
 	}
@@ -60,10 +60,10 @@ func (q *ioQueue) affords(r *request) bool {
 // request also ends with its path.
 const longestNap = int64(100 * time.Millisecond)
 
-// overtakes reports whether r may begin before requests that wait. With a budget it
+// mayOvertake reports whether r may begin before requests that wait. With a budget it
 // may not: it would take the token that a device in its turn waits for.
-func (q *ioQueue) overtakes(r *request) bool {
-	return r.m.budget.Load() == nil || len(q.waiting) == 0 && q.affords(r)
+func (q *ioQueue) mayOvertake(r *request) bool {
+	return r.m.budget.Load() == nil || len(q.waiting) == 0 && q.canAfford(r)
 }
 
 // noteWaiting counts a request with a budget that could not begin at once.
@@ -73,9 +73,9 @@ func (q *ioQueue) noteWaiting(r *request) {
 	}
 }
 
-// pay takes the price of a request that a plugin gets. The first plugin that gets it
+// payFor takes the price of a request that a plugin gets. The first plugin that gets it
 // costs the tokens.
-func (q *ioQueue) pay(r *request) {
+func (q *ioQueue) payFor(r *request) {
 	b := r.m.budget.Load()
 	if b == nil {
 		return
@@ -87,15 +87,15 @@ func (q *ioQueue) pay(r *request) {
 		return
 	}
 	if p.op > 0 {
-		b.ops.take(now, p.op)
+		b.ops.takeTokens(now, p.op)
 	}
 	if p.Bytes > 0 && (r.sqe.Op == blk.Read || r.sqe.Op == blk.Write) {
-		b.bytes.take(now, p.bytes(int64(r.sqe.Len)))
+		b.bytes.takeTokens(now, p.byteCost(int64(r.sqe.Len)))
 	}
 }
 
-// refund frees r's place in the queue depth.
-func (r *request) refund() {
+// freeDepth frees r's place in the queue depth.
+func (r *request) freeDepth() {
 	if r.budget != nil {
 		r.budget.queued.Add(-1)
 		r.budget = nil

@@ -186,7 +186,7 @@ func DefaultConfig() Config {
 		RetireAfter:      5 * time.Second,
 		SizePoll:         time.Second,
 		Logger:           slog.New(slog.DiscardHandler),
-		lookUp:           jail.open,
+		lookUp:           jail.openName,
 		lookUpTimeout:    lookUpTimeout,
 		extentsTimeout:   extentsTimeout,
 	}
@@ -200,15 +200,15 @@ func (c *Config) nameLoggers() {
 	}
 }
 
-// logger returns the logger of a part of the daemon.
-func (c *Config) logger(subsystem string) *slog.Logger {
+// subsystemLogger returns the logger of a part of the daemon.
+func (c *Config) subsystemLogger(subsystem string) *slog.Logger {
 	if c.Logs != nil {
 		return c.Logs.Logger(subsystem)
 	}
 	return c.Logger
 }
 
-func (c *Config) check() error {
+func (c *Config) checkValues() error {
 	switch {
 	case c.Pumps < 1 || c.Pumps > 64:
 		return fmt.Errorf("pumps: %d is not between 1 and 64", c.Pumps)

@@ -25,7 +25,7 @@ func TestFolderOfAPlugin(t *testing.T) {
 			t.Errorf("%s: %s, not %s", path, got, want)
 		}
 		c := Config{SearchPath: path, Confine: confine.Config{Mode: confine.Try, Launcher: []string{"x"}}}
-		p, err := c.profile("fileio")
+		p, err := c.pluginProfile("fileio")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +34,7 @@ func TestFolderOfAPlugin(t *testing.T) {
 		}
 	}
 	for _, off := range []Config{{}, {Confine: confine.Config{Mode: confine.Off}}} {
-		if p, err := off.profile("fileio"); p != nil || err != nil {
+		if p, err := off.pluginProfile("fileio"); p != nil || err != nil {
 			t.Errorf("not confined: %v, %v", p, err)
 		}
 	}

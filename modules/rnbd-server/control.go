@@ -32,7 +32,7 @@ type controlAPI struct {
 func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.DaemonInfo, error) {
 	info := &controlpb.DaemonInfo{
 		Version: c.version, Kind: "server", Pid: int32(os.Getpid()),
-		Listen: c.s.bound(), Pumps: int32(len(c.s.pumps)),
+		Listen: c.s.boundAddresses(), Pumps: int32(len(c.s.pumps)),
 	}
 	for _, p := range c.s.plugins {
 		info.Plugins = append(info.Plugins, p.describe())
@@ -40,28 +40,28 @@ func (c *controlAPI) Info(context.Context, *controlpb.InfoRequest) (*controlpb.D
 	for _, p := range c.s.pumps {
 		info.PumpStats = append(info.PumpStats, control.PumpStats(p.pump))
 	}
-	for fabric, n := range verbs.Counters(c.s.fabrics()...) {
+	for fabric, n := range verbs.Counters(c.s.listenDevices()...) {
 		info.FabricCounters = append(info.FabricCounters, &controlpb.FabricCounter{
 			Fabric: fabric, Name: n.Name, Reason: n.Reason, Bytes: n.Bytes, Value: n.Value,
 		})
 	}
 	info.FabricCounters = append(info.FabricCounters, c.s.limitCounters()...)
-	info.Conditions = c.s.conditions(info.Plugins)
+	info.Conditions = c.s.listConditions(info.Plugins)
 	return info, nil
 }
 
-// conditions lists what needs attention now.
-func (s *Server) conditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
+// listConditions lists what needs attention now.
+func (s *Server) listConditions(plugins []*controlpb.Plugin) []*controlpb.Condition {
 	var c control.Conditions
 	c.AddPlugins(plugins)
 	if err := s.cfg.Audit.Failed(); err != nil {
 		c.Add(control.AuditLost, "", fmt.Sprintf("%v; records lost: %d", err, s.cfg.Audit.Dropped()))
 	}
 	for _, d := range s.openDevices() {
-		if state := d.state(); state != "open" {
+		if state := d.stateText(); state != "open" {
 			c.Add(control.DeviceFailed, d.path, state)
 		}
-		c.AddRequests(d.path, control.HungRequests(s.hung(d.path)), s.lastFailure(d.path))
+		c.AddRequests(d.path, control.HungRequests(s.hungRequests(d.path)), s.lastFailure(d.path))
 	}
 	return c.List
 }
@@ -110,14 +110,14 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 		if sess == nil {
 			continue
 		}
-		for _, m := range sess.all() {
-			if m.closed.Load() && m.inflight() == 0 {
+		for _, m := range sess.allMappings() {
+			if m.closed.Load() && m.inFlight() == 0 {
 				continue
 			}
 			d := byDevice[m.dev]
 			if d == nil {
 				d = m.dev.describe()
-				d.Hung = control.HungRequests(c.s.hung(m.dev.path))
+				d.Hung = control.HungRequests(c.s.hungRequests(m.dev.path))
 				byDevice[m.dev] = d
 			}
 			use := m.describe()
@@ -136,7 +136,7 @@ func (c *controlAPI) ListDevices(context.Context, *controlpb.ListRequest) (*cont
 func (d *device) describe() *controlpb.ServerDevice {
 	failed := d.failedRequests()
 	out := &controlpb.ServerDevice{
-		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.state(),
+		Name: d.name, Path: d.path, IoMode: d.plugin.cfg.Name, State: d.stateText(),
 		Limits:         control.Limits(d.limits.Load()),
 		FailedRequests: failed.Sum(),
 	}
@@ -168,7 +168,7 @@ func (c *controlAPI) ListSessions(context.Context, *controlpb.ListRequest) (*con
 func (s *session) describe() *controlpb.Session {
 	out := &controlpb.Session{
 		Name: s.name, State: "connected", QueueDepth: uint32(len(s.reqs)), RetiredChunks: uint32(s.transport.Retired()),
-		Devices:    uint32(len(s.mappings())),
+		Devices:    uint32(len(s.openMappings())),
 		ServerName: hostname(),
 	}
 	paths := s.transport.Paths()
@@ -180,7 +180,7 @@ func (s *session) describe() *controlpb.Session {
 			RxBytes: p.Stats.WriteBytes, TxBytes: p.Stats.ReadBytes, Inflight: uint64(max(p.Stats.Inflight, 0)),
 			LatencyNs: uint64(p.Stats.Latency), HcaPort: uint32(p.Port), ChangingKeys: p.ChangingKeys,
 			Security: securityOf(p.Security),
-			Name:     addresses(p),
+			Name:     pathAddresses(p),
 		})
 	}
 	return out
@@ -220,7 +220,7 @@ func (c *controlAPI) CloseDevice(_ context.Context, r *controlpb.CloseDeviceRequ
 	if err != nil {
 		return nil, err
 	}
-	m := sess.lookup(r.DeviceId)
+	m := sess.mappingByID(r.DeviceId)
 	if m == nil {
 		return nil, fmt.Errorf("session %q has no device %d: %w", r.Session, r.DeviceId, syscall.ENOENT)
 	}
@@ -265,16 +265,16 @@ func (c *controlAPI) DisconnectPath(_ context.Context, r *controlpb.PathRequest)
 
 // LogLevels returns the log levels of the daemon's subsystems.
 func (c *controlAPI) LogLevels(context.Context, *controlpb.LogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	return c.s.logs().Levels()
+	return c.s.logControl().Levels()
 }
 
 // SetLogLevels changes log levels. It changes all that are named or none.
 func (c *controlAPI) SetLogLevels(ctx context.Context, r *controlpb.SetLogLevelsRequest) (*controlpb.LogLevelsReply, error) {
-	return c.s.logs().Set(ctx, r.Levels)
+	return c.s.logControl().Set(ctx, r.Levels)
 }
 
-// logs controls the log levels of the daemon and its plugins.
-func (s *Server) logs() control.LogControl {
+// logControl controls the log levels of the daemon and its plugins.
+func (s *Server) logControl() control.LogControl {
 	return control.LogControl{Logs: s.cfg.Logs, Plugins: func(ctx context.Context, level slog.Level) {
 		for _, p := range s.plugins {
 			p.sup.SetLog(ctx, level)

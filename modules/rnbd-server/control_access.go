@@ -27,9 +27,9 @@ func (s *Server) SetAccess(rules *access.Rules, grace time.Duration) {
 	}
 	s.cfg.Audit.Add(audit.Record{Event: audit.EventRules, Result: audit.OK, Reason: fmt.Sprintf("%d rules", rules.Len())})
 	s.cfg.Journal.Add(journal.Event{Kind: journal.Config, To: fmt.Sprintf("%d access rules", rules.Len())})
-	late := s.forbidden()
+	late := s.forbiddenMappings()
 	for _, m := range late {
-		s.log.Warn("open device is not allowed any more, it is closed after the grace time", "session", m.session.name, "device", m.name, "pause", grace, "err", s.allowed(m.session, m.name, m.mode))
+		s.log.Warn("open device is not allowed any more, it is closed after the grace time", "session", m.session.name, "device", m.name, "pause", grace, "err", s.checkAllowed(m.session, m.name, m.mode))
 	}
 	if len(late) == 0 {
 		return
@@ -44,7 +44,7 @@ func (s *Server) SetAccess(rules *access.Rules, grace time.Duration) {
 }
 
 func (s *Server) closeForbidden() {
-	for _, m := range s.forbidden() {
+	for _, m := range s.forbiddenMappings() {
 		s.log.Warn("device is closed: its client is not allowed to have it open any more", "session", m.session.name, "device", m.name)
 		go s.forceClose(m, "the access rules have changed") // each waits for its own requests
 	}
@@ -52,7 +52,7 @@ func (s *Server) closeForbidden() {
 
 // ListAccess lists the rules in force.
 func (c *controlAPI) ListAccess(context.Context, *controlpb.ListRequest) (*controlpb.AccessRuleList, error) {
-	rules, shares := c.s.shares()
+	rules, shares := c.s.ruleUses()
 	list := &controlpb.AccessRuleList{}
 	for i, share := range shares {
 		list.Rules = append(list.Rules, &controlpb.AccessRule{

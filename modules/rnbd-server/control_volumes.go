@@ -275,19 +275,19 @@ func (s *Server) closeForIdentity(ctx context.Context, id volume.ID, identity st
 		if sess == nil {
 			continue
 		}
-		for _, m := range sess.all() {
+		for _, m := range sess.allMappings() {
 			if m.identity == identity && m.dev.key.id == (nodeID{dev: id.Dev, ino: id.Ino}) {
 				closing = append(closing, m)
 				go s.forceClose(m, "the volume is unpublished") // it waits for the mapping's requests
 			}
 		}
 	}
-	if until(ctx, func() bool { return !slices.ContainsFunc(closing, func(m *mapping) bool { return !m.released.Load() }) }) {
+	if pollUntil(ctx, func() bool { return !slices.ContainsFunc(closing, func(m *mapping) bool { return !m.released.Load() }) }) {
 		return nil
 	}
 	var left int64
 	for _, m := range closing {
-		left += m.inflight()
+		left += m.inFlight()
 	}
 	return fmt.Errorf("%d requests of %q have not ended: its writes may still reach the volume: %w", left, identity, syscall.ETIMEDOUT)
 }

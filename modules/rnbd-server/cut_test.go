@@ -26,7 +26,7 @@ func TestMigration_NoSecondWriterBesideWritesWithoutAPath(t *testing.T) {
 	disk.hung.Store(true)
 	one.write(id, 'A')
 	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
-	m := r.server.sessions[0].Load().mappings()[0]
+	m := r.server.sessions[0].Load().openMappings()[0]
 	go one.close()
 	eventually(t, "the path has gone", m.session.isCut)
 	two := r.connect("two")
@@ -83,16 +83,16 @@ func TestMigration_WritesWaitForThoseWithoutAPath(t *testing.T) {
 // Two clients lose their paths: each one's writes are held back for the other's, and
 // nothing is left behind.
 func TestUsage_TwoPrecede(t *testing.T) {
-	u := &usage{}
+	u := &writerHistory{}
 	one, two := &mapping{writer: 1}, &mapping{writer: 2}
-	if !u.precede(one) || u.precede(two) {
+	if !u.beginPrecedence(one) || u.beginPrecedence(two) {
 		t.Error("the second one does not wait")
 	}
-	u.repeated()
-	if !u.precede(two) || u.precede(one) {
+	u.endRepetition()
+	if !u.beginPrecedence(two) || u.beginPrecedence(one) {
 		t.Error("the first one does not wait")
 	}
-	u.repeated()
+	u.endRepetition()
 	if u.repeats.Load() != 0 {
 		t.Error("something is left")
 	}

@@ -95,16 +95,16 @@ func (s *Server) pluginByName(name string) *ioPlugin {
 	return nil
 }
 
-// acquire returns the device of a node and opens it in the plugin if it is not
-// open. It takes over the node's descriptor. The caller has the node's turn, so
+// acquireDevice returns the device of a node and opens it in the plugin if it is not
+// open. It takes over the node's descriptor. The caller holds the nodeLock, so
 // that a node is not opened twice at once. wished reports whether the client
 // asked for p.
-func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
+func (s *Server) acquireDevice(ctx context.Context, n *node, p *ioPlugin, wished bool, name string, mode blk.AccessMode) (*device, error) {
 	key := deviceKey{n.id, mode == blk.ReadOnly}
-	if d := s.share(key); d != nil {
+	if d := s.shareDevice(key); d != nil {
 		n.close()
-		if err := d.shareable(p, wished); err != nil {
-			s.drop(d)
+		if err := d.checkShareable(p, wished); err != nil {
+			s.releaseDevice(d)
 			return nil, fmt.Errorf("open %q: %w", name, err)
 		}
 		return d, nil
@@ -115,13 +115,13 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
 	d := &device{key: key, name: name, path: n.path, file: n.file, plugin: p, guard: g, users: 1,
-		latency: make([]stages, len(s.pumps)), failures: make([]watchdog.Failures, len(s.pumps)), loads: make([]load, len(s.pumps)),
-		extentsTurn: make(chan struct{}, 1)}
+		latency: make([]pumpLatencies, len(s.pumps)), failures: make([]watchdog.Failures, len(s.pumps)), loads: make([]pumpLoad, len(s.pumps)),
+		extentsToken: make(chan struct{}, 1)}
 	d.volume, d.diskSeq = n.volume, n.diskSeq
 	d.nodeSize = n.size // before the plugin looks, so that no change goes unseen
-	if err := p.open(ctx, d); err != nil {
+	if err := p.openDevice(ctx, d); err != nil {
 		if errors.Is(err, syscall.EIO) && !key.readOnly { // it may be one of write-back, and the kernel reports it once
-			s.usageOf(key.id).flushes.add(blk.EIO)
+			s.historyOf(key.id).flushes.add(blk.EIO)
 		}
 		s.giveGuard(key, g)
 		n.close()
@@ -131,20 +131,20 @@ func (s *Server) acquire(ctx context.Context, n *node, p *ioPlugin, wished bool,
 	s.devices[key] = d
 	s.mu.Unlock()
 	if s.leaving.Load() && p.info().Crash == plugin.LosesAll { // after it is in the table, see HandOver
-		s.drop(d)
+		s.releaseDevice(d)
 		return nil, fmt.Errorf("open %q: the server hands over to its next process: %w", name, syscall.EBUSY)
 	}
 	s.noteNode(d)
 	return d, nil
 }
 
-// share returns the device of key for one more user. It returns nil if there is
+// shareDevice returns the device of key for one more user. It returns nil if there is
 // none, or if it has failed for good.
-func (s *Server) share(key deviceKey) *device {
+func (s *Server) shareDevice(key deviceKey) *device {
 	s.mu.Lock()
 	d := s.devices[key]
 	s.mu.Unlock()
-	if d == nil || d.lost() {
+	if d == nil || d.isLost() {
 		return nil
 	}
 	s.mu.Lock()
@@ -156,22 +156,22 @@ func (s *Server) share(key deviceKey) *device {
 	return d
 }
 
-// shareable returns the error of an OPEN that would share d.
-func (d *device) shareable(p *ioPlugin, wished bool) error {
-	switch now := d.now(); {
+// checkShareable returns the error of an OPEN that would share d.
+func (d *device) checkShareable(p *ioPlugin, wished bool) error {
+	switch now := d.currentState(); {
 	case wished && d.plugin != p:
 		return fmt.Errorf("it is open with io mode %s: %w", d.plugin.cfg.Name, syscall.EBUSY)
 	case now == devStuck:
 		return fmt.Errorf("the device waits for the I/O of a dead plugin: %w", syscall.EBUSY)
-	case d.fails():
-		return fmt.Errorf("%s: %w", d.state(), syscall.EIO)
+	case d.isFailing():
+		return fmt.Errorf("%s: %w", d.stateText(), syscall.EIO)
 	}
 	return nil
 }
 
-// busy returns EBUSY while requests of lost paths have not ended: they could
+// checkIdle returns EBUSY while requests of lost paths have not ended: they could
 // overwrite the client's next writes.
-func (d *device) busy() error {
+func (d *device) checkIdle() error {
 	if n := d.retired.Load(); n > 0 {
 		return fmt.Errorf("%d requests of lost paths do not end: %w", n, syscall.EBUSY)
 	}
@@ -186,15 +186,15 @@ func (s *Server) nodeBusy(id nodeID) error {
 		if key.id != id {
 			continue
 		}
-		if err := d.busy(); err != nil {
+		if err := d.checkIdle(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// drop ends one use of d. The last one closes d.
-func (s *Server) drop(d *device) {
+// releaseDevice ends one use of d. The last one closes d.
+func (s *Server) releaseDevice(d *device) {
 	s.mu.Lock()
 	d.users--
 	last := d.users == 0

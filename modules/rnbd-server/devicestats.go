@@ -16,7 +16,7 @@ func (c *controlAPI) DeviceStats(ctx context.Context, r *controlpb.DeviceRequest
 		func(d *device) [2]string { return [2]string{d.path, d.name} },
 		func(d *device) *controlpb.DeviceStats {
 			return &controlpb.DeviceStats{Stages: d.stageStats(ctx, asked),
-				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(c.s.hung(d.path))}
+				Failed: control.FailedRequests(d.failedRequests()), Hung: control.HungRequests(c.s.hungRequests(d.path))}
 		})
 }
 

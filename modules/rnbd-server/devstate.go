@@ -60,22 +60,22 @@ var devMoves = [...][]devState{
 }
 
 // forGood reports whether only a new OPEN ends the failure.
-func (f failure) forGood() bool {
+func (f failureReason) forGood() bool {
 	return f == failedLost || f == failedShrunk || f == failedChanged
 }
 
-// now returns the state. Any goroutine or pump may call it.
-func (d *device) now() devState { return devState(d.word.Load()) }
+// currentState returns the state. Any goroutine or pump may call it.
+func (d *device) currentState() devState { return devState(d.word.Load()) }
 
-// serves and fails are the questions of pumps. If neither is true, requests
+// isServing and fails are the questions of pumps. If neither is true, requests
 // wait.
-func (d *device) serves() bool { return d.now() == devOpen }
-func (d *device) fails() bool  { return d.now() >= devFailing }
+func (d *device) isServing() bool { return d.currentState() == devOpen }
+func (d *device) isFailing() bool { return d.currentState() >= devFailing }
 
-// move changes the state if the diagram has that transition. The caller holds
+// setState changes the state if the diagram has that transition. The caller holds
 // d.plugin.mu.
-func (d *device) move(to devState) bool {
-	if !slices.Contains(devMoves[d.now()], to) {
+func (d *device) setState(to devState) bool {
+	if !slices.Contains(devMoves[d.currentState()], to) {
 		return false
 	}
 	d.recordMove(to)
@@ -87,7 +87,7 @@ func (d *device) move(to devState) bool {
 // and its last CLOSE are recorded as those of a session. The caller holds
 // d.plugin.mu.
 func (d *device) recordMove(to devState) {
-	from := d.now()
+	from := d.currentState()
 	if from == devOpening || to == devClosed {
 		return
 	}
@@ -101,23 +101,23 @@ func (d *device) recordMove(to devState) {
 // moveToFailing moves to devFailing, or to devFailed if there is nothing to
 // wait for. text is the error of failedOpen and failedChanged. The caller holds
 // d.plugin.mu.
-func (d *device) moveToFailing(why failure, text string) bool {
+func (d *device) moveToFailing(why failureReason, text string) bool {
 	to := devFailing
 	if why == failedShrunk || why == failedChanged { // in the next process, after the fence
 		to = devFailed
 	}
-	if !slices.Contains(devMoves[d.now()], to) {
+	if !slices.Contains(devMoves[d.currentState()], to) {
 		return false
 	}
 	d.why, d.openErr = why, text
-	return d.move(to)
+	return d.setState(to)
 }
 
-// lost reports whether d is failed for good.
-func (d *device) lost() bool {
+// isLost reports whether d is failed for good.
+func (d *device) isLost() bool {
 	d.plugin.mu.Lock()
 	defer d.plugin.mu.Unlock()
-	return d.fails() && d.now() != devClosed && d.why.forGood()
+	return d.isFailing() && d.currentState() != devClosed && d.why.forGood()
 }
 
 // whyFailed returns the reason of a failure in words. The caller holds d.plugin.mu.
@@ -135,10 +135,10 @@ func (d *device) whyFailed() string {
 	return "plugin state lost"
 }
 
-// state returns the state of d in words.
-func (d *device) state() string {
+// stateText returns the state of d in words.
+func (d *device) stateText() string {
 	d.plugin.mu.Lock()
-	now, why := d.now(), d.whyFailed()
+	now, why := d.currentState(), d.whyFailed()
 	d.plugin.mu.Unlock()
 	switch {
 	case now == devFailing, now == devFailed:
@@ -155,8 +155,8 @@ func (d *device) state() string {
 	return "open"
 }
 
-// mode returns the widest access that the plugin may be asked for.
-func (d *device) mode() blk.AccessMode {
+// widestAccess returns the widest access that the plugin may be asked for.
+func (d *device) widestAccess() blk.AccessMode {
 	if d.key.readOnly {
 		return blk.ReadOnly
 	}

@@ -19,18 +19,18 @@ func TestDeviceStates_OnlyMovesOfTheDrawing(t *testing.T) {
 			for _, m := range devMoves[from] {
 				want = want || m == to
 			}
-			if got := d.move(to); got != want || want != (d.now() == to && from != to) {
-				t.Errorf("from %d to %d: moved %t, want %t, and is %d", from, to, got, want, d.now())
+			if got := d.setState(to); got != want || want != (d.currentState() == to && from != to) {
+				t.Errorf("from %d to %d: moved %t, want %t, and is %d", from, to, got, want, d.currentState())
 			}
-			if d.serves() && d.fails() {
-				t.Errorf("state %d serves and fails", d.now())
+			if d.isServing() && d.isFailing() {
+				t.Errorf("state %d serves and fails", d.currentState())
 			}
 		}
 	}
 }
 
 func TestDeviceStates_ForGoodIsForGood(t *testing.T) {
-	for why, want := range map[failure]bool{failedLost: true, failedShrunk: true, failedPlugin: false, failedOpen: false} {
+	for why, want := range map[failureReason]bool{failedLost: true, failedShrunk: true, failedPlugin: false, failedOpen: false} {
 		if why.forGood() != want {
 			t.Errorf("failure %d is for good: %t", why, !want)
 		}
@@ -65,7 +65,7 @@ func TestRequestsOfAPluginThatLosesAllWaitForItsThreads(t *testing.T) {
 	write := i.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
 	r.process().Kill()
-	eventually(t, "the device fails", func() bool { return r.server.openDevicesByName("a").fails() })
+	eventually(t, "the device fails", func() bool { return r.server.openDevicesByName("a").isFailing() })
 	select {
 	case errno := <-write:
 		t.Errorf("answered with %d while a thread of the plugin runs", errno)

@@ -21,14 +21,15 @@
 //
 //	tree*, devicestats, pathstats, control*
 //	                         the control files and the control API
-//	judge                    identities that do not hold any more
+//	recheck                  identities that are no longer proved
 //	handover                 another process goes on with the clients
 //	server                   begin and end of a server
 //	ioplugin, restart, reopen, failing, hold, pause, unpark
 //	                         the life of a plugin's process, and its devices
-//	handler, list, sharing   sessions, and the messages of clients
-//	open, turns, limits      OPEN and CLOSE, and what they wait for
-//	extents, device, shares, size
+//	handler, list, writer_notice
+//	                         sessions, and the messages of clients
+//	open, node_locks, limits OPEN and CLOSE, and what they wait for
+//	extents, device, rule_use, size
 //	                         devices, their rules, their sizes and their holes
 //	arenas, plugin_open, durable, guard, events, published, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
@@ -37,6 +38,7 @@
 //	session, devstate, record, plugin_info
 //	                         what all of these ask a session, a device and a plugin
 //	model                    the structs of all of these
-//	writers, config, jail, identity, incarnation, indices, owners, pace, pacer, reason, flusherror
+//	writers, config, jail, identity, incarnation, index_allocator, session_owners,
+//	rate_limits, pacer, reason, flusherror
 //	                         values, names, and small machines of their own
 package server

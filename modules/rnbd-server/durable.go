@@ -13,10 +13,10 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// verifier returns the verifier of a disk that the process of that generation has opened.
+// verifierOf returns the verifier of a disk that the process of that generation has opened.
 // A plugin that names no incarnation loses writes with its process, or with the kernel, as
 // its crash class says. 0, where the boot id is not known, tells clients nothing.
-func (p *ioPlugin) verifier(generation uint32, opened *plugin.OpenedDisk) rnbdwire.Verifier {
+func (p *ioPlugin) verifierOf(generation uint32, opened *plugin.OpenedDisk) rnbdwire.Verifier {
 	s := p.server
 	switch {
 	case len(opened.Verifier) > 0:
@@ -51,9 +51,9 @@ var errOtherIncarnation = fmt.Errorf("the storage behind the plugin was restarte
 // before. Sessions that stay up do not open d again, so where it is another one the server
 // makes their next flush fail itself.
 func (p *ioPlugin) noteIncarnation(in *supervise.Instance, d *device, opened *plugin.OpenedDisk) {
-	now := p.verifier(in.Generation, opened)
+	now := p.verifierOf(in.Generation, opened)
 	was := rnbdwire.Verifier(d.verifier.Swap(uint64(now)))
 	if was.LosesWrites() && now != 0 && !was.IsSame(now) && !d.key.readOnly {
-		p.server.flushFailed(p.server.usageOf(d.key.id), d.name, errOtherIncarnation)
+		p.server.flushFailed(p.server.historyOf(d.key.id), d.name, errOtherIncarnation)
 	}
 }

@@ -10,12 +10,12 @@ import (
 )
 
 // News for clients that ask for them: docs/extend/protocol/rnbd.md, "Events". A client
-// keeps one EVENT waiting. The answer is the oldest news that the client has
-// not seen. Until then the latest news about a device is kept with its mapping.
-// So memory is bounded, and news is told again if an answer is lost with its
+// keeps one EVENT waiting. The answer is the oldest event that the client has
+// not seen. Until then the latest event of a device is kept with its mapping.
+// So memory is bounded, and an event is sent again if an answer is lost with its
 // path.
 
-// onEvent answers op with news, or parks it until there is some. It ends an
+// onEvent answers op with an event, or parks op until there is one. It ends an
 // EVENT that is parked already: the client has given that one up. It runs on
 // the owner of op's poller.
 func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
@@ -24,11 +24,11 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 		return
 	}
 	sess.mu.Lock()
-	old := sess.inbox.waiting
-	sess.inbox.waiting, sess.inbox.seen, sess.inbox.listens = op, msg.Seen(), true
-	sess.inbox.holds = msg.Holds()
-	told := sess.deliver() != nil
-	sess.stir()
+	old := sess.events.waiting
+	sess.events.waiting, sess.events.seen, sess.events.listens = op, msg.Seen(), true
+	sess.events.holds = msg.Holds()
+	told := sess.deliverEvent() != nil
+	sess.wakeListeners()
 	sess.mu.Unlock()
 	switch {
 	case told:
@@ -37,15 +37,15 @@ func (s *Server) onEvent(op *rtrs.Op, sess *session, msg rnbdwire.Event) {
 		op.Park(func(op *rtrs.Op) { sess.removeListen(op) })
 	}
 	if old != nil {
-		s.respond(old, blk.ECANCELED)
+		s.respondOnPump(old, blk.ECANCELED)
 	}
 }
 
-// deliver puts the oldest unseen event into the EVENT request that waits, and
+// deliverEvent puts the oldest unseen event into the EVENT request that waits, and
 // returns the request for the caller to answer. It returns nil if there is no
 // event or no request. The caller holds mu.
-func (s *session) deliver() *rtrs.Op {
-	in := &s.inbox
+func (s *session) deliverEvent() *rtrs.Op {
+	in := &s.events
 	if in.waiting == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func (s *session) deliver() *rtrs.Op {
 			if m == nil {
 				continue
 			}
-			for _, n := range [...]news{m.news, {m.sharing, rnbdwire.EventShared}} {
+			for _, n := range [...]mappingEvent{m.event, {m.writerNotice, rnbdwire.EventShared}} {
 				if n.number > in.seen && n.number < f.Number {
 					f = rnbdwire.EventRspFields{Number: n.number, Kind: n.kind, DeviceID: m.id}
 					f.Sectors = m.dev.limits.Load().Size / blk.SectorSize
@@ -78,55 +78,55 @@ func (s *session) deliver() *rtrs.Op {
 	return op
 }
 
-// tell stores news of kind about m, and sends it if the client waits for news.
-func (s *Server) tell(m *mapping, kind rnbdwire.EventKind) {
+// notify stores an event of kind about m, and sends the event if the client waits for one.
+func (s *Server) notify(m *mapping, kind rnbdwire.EventKind) {
 	sess := m.session
 	sess.mu.Lock()
-	sess.inbox.last++
-	m.news = news{sess.inbox.last, kind}
-	op := sess.deliver()
+	sess.events.last++
+	m.event = mappingEvent{sess.events.last, kind}
+	op := sess.deliverEvent()
 	sess.mu.Unlock()
 	if op != nil {
-		s.respond(op, blk.OK)
+		s.respondOnPump(op, blk.OK)
 	}
 }
 
-// tellDrain tells every client that listens that the server is about to end.
-func (s *Server) tellDrain() {
-	s.tellEach(func(in *inbox) { in.drain = in.last })
+// notifyDrain tells every client that listens that the server is about to end.
+func (s *Server) notifyDrain() {
+	s.notifyEach(func(in *eventQueue) { in.drain = in.last })
 }
 
-// tellHandOver tells every client that listens that another process of the server
+// notifyHandOver tells every client that listens that another process of the server
 // goes on within grace. 0: this one does.
-func (s *Server) tellHandOver(grace time.Duration) {
-	s.tellEach(func(in *inbox) { in.leave, in.grace = in.last, grace })
+func (s *Server) notifyHandOver(grace time.Duration) {
+	s.notifyEach(func(in *eventQueue) { in.leave, in.grace = in.last, grace })
 }
 
-// tellEach stores news in the inbox of each session, and sends it to clients that
-// wait for news.
-func (s *Server) tellEach(store func(in *inbox)) {
+// notifyEach stores an event in the queue of each session, and sends the event to clients that
+// wait for one.
+func (s *Server) notifyEach(store func(in *eventQueue)) {
 	for i := range s.sessions {
 		if sess := s.sessions[i].Load(); sess != nil {
-			s.tellOne(sess, store)
+			s.notifyOne(sess, store)
 		}
 	}
 }
 
-// tellOne stores news in the inbox of a session, and sends it if its client waits for
-// news.
-func (s *Server) tellOne(sess *session, store func(in *inbox)) {
+// notifyOne stores an event in the queue of a session, and sends the event if its client waits for
+// one.
+func (s *Server) notifyOne(sess *session, store func(in *eventQueue)) {
 	sess.mu.Lock()
-	sess.inbox.last++
-	store(&sess.inbox)
-	op := sess.deliver()
+	sess.events.last++
+	store(&sess.events)
+	op := sess.deliverEvent()
 	sess.mu.Unlock()
 	if op != nil {
-		s.respond(op, blk.OK)
+		s.respondOnPump(op, blk.OK)
 	}
 }
 
-// respond answers op on its pump.
-func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
+// respondOnPump answers op on its pump.
+func (s *Server) respondOnPump(op *rtrs.Op, errno blk.Errno) {
 	s.pumps[op.Poller()].poller.Do(func() { op.Respond(int(errno)) })
 }
 
@@ -134,9 +134,9 @@ func (s *Server) respond(op *rtrs.Op, errno blk.Errno) {
 // on the op's pump.
 func (s *session) removeListen(op *rtrs.Op) {
 	s.mu.Lock()
-	mine := s.inbox.waiting == op
+	mine := s.events.waiting == op
 	if mine {
-		s.inbox.waiting = nil
+		s.events.waiting = nil
 	}
 	s.mu.Unlock()
 	if mine {

@@ -65,7 +65,7 @@ func (r *rig) parked(session string) {
 	for time.Now().Before(deadline) {
 		if sess, err := r.server.sessionByName(session); err == nil {
 			sess.mu.Lock()
-			ok := sess.inbox.waiting != nil
+			ok := sess.events.waiting != nil
 			sess.mu.Unlock()
 			if ok {
 				return
@@ -227,7 +227,7 @@ func TestE010_DrainIsTold(t *testing.T) {
 	i := r.connect("s")
 	got := i.listen(0)
 	r.parked("s")
-	r.server.tellDrain()
+	r.server.notifyDrain()
 	if x := await(t, got); x.Kind != rnbdwire.EventDrain {
 		t.Errorf("E-010: told %+v, %v", x.EventRspFields, x.err)
 	}

@@ -19,7 +19,7 @@ func (s *Server) onExtents(ctx context.Context, op *rtrs.Op, sess *session, msg 
 		return fmt.Errorf("extents: message of %d bytes, reply of %d: %w", len(msg), op.ReplyLen(), syscall.EINVAL)
 	}
 	f := msg.Fields()
-	m := sess.lookup(f.DeviceID)
+	m := sess.mappingByID(f.DeviceID)
 	if m == nil {
 		return fmt.Errorf("extents: no device %d: %w", f.DeviceID, syscall.ENOTCONN)
 	}
@@ -43,7 +43,7 @@ func (m *mapping) askExtents(ctx context.Context, first, n uint64) ([]extents.Ex
 		return nil, fmt.Errorf("%d sectors at %d of %d: %w", n, first, size, syscall.EIO)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	a := &asking{cancel: cancel, ended: make(chan struct{})}
+	a := &extentsCall{cancel: cancel, ended: make(chan struct{})}
 	defer cancel()
 	if !m.asking.CompareAndSwap(nil, a) {
 		return nil, fmt.Errorf("another EXTENTS is under way: %w", syscall.EBUSY)
@@ -53,7 +53,7 @@ func (m *mapping) askExtents(ctx context.Context, first, n uint64) ([]extents.Ex
 	if m.closed.Load() { // endExtents may have come before
 		return nil, fmt.Errorf("it is closed: %w", syscall.ENOTCONN)
 	}
-	list, err := m.dev.extents(ctx, first*blk.SectorSize, n*blk.SectorSize)
+	list, err := m.dev.readExtents(ctx, first*blk.SectorSize, n*blk.SectorSize)
 	switch {
 	case m.closed.Load(): // its number in the plugin may be another device's
 		return nil, fmt.Errorf("it is closed meanwhile: %w", syscall.ENOTCONN)
@@ -72,15 +72,15 @@ func (m *mapping) endExtents() {
 	}
 }
 
-// extents asks the plugin. Sessions wait for one another.
-func (d *device) extents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
+// readExtents asks the plugin. Sessions wait for one another.
+func (d *device) readExtents(ctx context.Context, off, n uint64) ([]extents.Extent, error) {
 	select {
-	case d.extentsTurn <- struct{}{}:
-		defer func() { <-d.extentsTurn }()
+	case d.extentsToken <- struct{}{}:
+		defer func() { <-d.extentsToken }()
 	case <-ctx.Done():
 		return nil, fmt.Errorf("another session's EXTENTS does not end: %w", ctx.Err())
 	}
-	in, index := d.process()
+	in, index := d.currentProcess()
 	if in == nil {
 		return nil, fmt.Errorf("the plugin does not serve it: %w", syscall.EIO)
 	}
@@ -89,7 +89,7 @@ func (d *device) extents(ctx context.Context, off, n uint64) ([]extents.Extent, 
 	if err != nil {
 		return nil, err
 	}
-	if now, i := d.process(); now != in || i != index {
+	if now, i := d.currentProcess(); now != in || i != index {
 		return nil, fmt.Errorf("the plugin has ended meanwhile: %w", syscall.EIO)
 	}
 	return list, nil
@@ -101,12 +101,12 @@ func gaveUp(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// process returns the process that has d open, and d's index there; nil if none has.
-func (d *device) process() (*supervise.Instance, uint32) {
+// currentProcess returns the process that has d open, and d's index there; nil if none has.
+func (d *device) currentProcess() (*supervise.Instance, uint32) {
 	p := d.plugin
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.in == nil || p.devices[d.index] != d || !d.serves() {
+	if p.in == nil || p.devices[d.index] != d || !d.isServing() {
 		return nil, 0
 	}
 	return p.in, d.index

@@ -275,7 +275,7 @@ func TestE051_SessionsTakeTurns(t *testing.T) {
 	second := j.startExtents(b)
 	eventually(t, "the second one waits", func() bool {
 		sess, err := r.server.sessionByName("t")
-		return err == nil && sess.lookup(b).asking.Load() != nil
+		return err == nil && sess.mappingByID(b).asking.Load() != nil
 	})
 	goOn()
 	for _, done := range []<-chan error{first, second} {
@@ -410,7 +410,7 @@ func TestExtentsOfADeviceThatIsElsewhereMeanwhile(t *testing.T) {
 	p.mu.Lock()
 	p.in = in
 	p.mu.Unlock()
-	if sess.lookup(id) == nil {
+	if sess.mappingByID(id) == nil {
 		t.Error("the mapping is gone")
 	}
 }

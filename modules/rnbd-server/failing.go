@@ -29,13 +29,13 @@ const (
 // failAll answers the requests of devices that begin to fail.
 func (p *ioPlugin) failAll(devices []*device) {
 	for _, d := range devices {
-		p.log.Error("device failed", "device", d.name, "state", d.state())
+		p.log.Error("device failed", "device", d.name, "state", d.stateText())
 		p.mu.Lock()
 		d.told = true
 		p.mu.Unlock()
-		p.server.tellAll(d, rnbdwire.EventFailed)
+		p.server.notifyUsers(d, rnbdwire.EventFailed)
 		p.unpark(d)
-		if d.now() == devFailing {
+		if d.currentState() == devFailing {
 			p.work.Go(func() { p.passFence(d) })
 		}
 	}
@@ -47,24 +47,24 @@ func (p *ioPlugin) failAll(devices []*device) {
 // there is no such process, the requests wait for the plugin's reset, or for
 // the end of their path.
 func (p *ioPlugin) passFence(d *device) {
-	for pause := reopenFirst; d.now() == devFailing; pause = min(2*pause, reopenMost) {
-		if p.fenced(d) {
+	for pause := reopenFirst; d.currentState() == devFailing; pause = min(2*pause, reopenMost) {
+		if p.fencePassed(d) {
 			p.mu.Lock()
-			moved := d.move(devFailed)
+			moved := d.setState(devFailed)
 			p.mu.Unlock()
 			if moved {
 				p.unpark(d)
 			}
 			return
 		}
-		if !sleep(p.life, pause) {
+		if !sleepFor(p.life, pause) {
 			return
 		}
 	}
 }
 
-// fenced reports whether the fence of a failing device has passed.
-func (p *ioPlugin) fenced(d *device) bool {
+// fencePassed reports whether the fence of a failing device has passed.
+func (p *ioPlugin) fencePassed(d *device) bool {
 	if d.guard.file != nil && !d.guard.unlocked {
 		free, err := fence.Free(d.guard.file)
 		return err == nil && free
@@ -80,7 +80,7 @@ func (p *ioPlugin) fenced(d *device) bool {
 			return false
 		}
 	}
-	if in == nil || !d.lost() { // reopen opens devices that are not lost
+	if in == nil || !d.isLost() { // reopen opens devices that are not lost
 		return false
 	}
 	if _, err := p.openAgain(in, d); err != nil {
@@ -101,5 +101,5 @@ func (p *ioPlugin) openAgain(in *supervise.Instance, d *device) (plugin.OpenedDi
 	defer time.AfterFunc(opensQuick, makeRoom).Stop()
 	ctx, cancel := context.WithTimeout(in.Context(), reopenTimeout)
 	defer cancel()
-	return in.OpenStorage(ctx, d.request(in.Generation))
+	return in.OpenStorage(ctx, d.openRequest(in.Generation))
 }

@@ -11,7 +11,7 @@ import (
 // with a device of its own unless a test adds more.
 type crowd struct {
 	q     *ioQueue
-	flows []*flow
+	flows []*mappingFlow
 }
 
 func newCrowd(t *testing.T, sessions int) *crowd {
@@ -23,14 +23,14 @@ func newCrowd(t *testing.T, sessions int) *crowd {
 	t.Cleanup(func() { r.Close() })
 	c := &crowd{q: &ioQueue{sub: r.Submitter(), now: time.Hour}}
 	for range sessions {
-		c.addDevice(&lane{})
+		c.addDevice(&sessionLane{})
 	}
 	return c
 }
 
 // addDevice gives a session one more device, and returns its number.
-func (c *crowd) addDevice(l *lane) int {
-	c.flows = append(c.flows, &flow{lane: l, load: &load{}, head: -1, tail: -1})
+func (c *crowd) addDevice(l *sessionLane) int {
+	c.flows = append(c.flows, &mappingFlow{lane: l, load: &pumpLoad{}, head: -1, tail: -1})
 	return len(c.flows) - 1
 }
 
@@ -38,8 +38,8 @@ func (c *crowd) addDevice(l *lane) int {
 func (c *crowd) submit(device, n int) (sent int) {
 	f := c.flows[device]
 	for range n {
-		c.q.note(f.lane)
-		if c.q.roomFor(f) && c.q.send(f, &request{}) {
+		c.q.noteLane(f.lane)
+		if c.q.roomFor(f) && c.q.sendToRing(f, &request{}) {
 			sent++
 		}
 	}
@@ -49,7 +49,7 @@ func (c *crowd) submit(device, n int) (sent int) {
 // answer ends n requests of a device. The ring stays as full as it was.
 func (c *crowd) answer(device, n int) {
 	for range n {
-		c.flows[device].ended()
+		c.flows[device].onReturned()
 	}
 }
 

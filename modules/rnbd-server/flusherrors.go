@@ -29,9 +29,9 @@ func (r *request) isDurable() bool {
 // a write with FUA is that of other writes only where the disk fails.
 func (r *request) noteFlush(errno blk.Errno) {
 	switch {
-	case errno == blk.OK, errno == blk.EOPNOTSUPP, errno == blk.EINVAL, r.m.usage == nil:
+	case errno == blk.OK, errno == blk.EOPNOTSUPP, errno == blk.EINVAL, r.m.writers == nil:
 	case r.sqe.Op == blk.Flush, r.preflush, errno == blk.EIO:
-		r.m.usage.flushes.add(errno)
+		r.m.writers.flushes.add(errno)
 	}
 }
 
@@ -39,10 +39,10 @@ func (r *request) noteFlush(errno blk.Errno) {
 // the error of the node if r's mapping was not told of it.
 func (r *request) answerFlush(errno blk.Errno) blk.Errno {
 	m := r.m
-	if m.usage == nil || r.retired {
+	if m.writers == nil || r.retired {
 		return errno
 	}
-	last, told := m.usage.flushes.last.Load(), m.told.Load()
+	last, told := m.writers.flushes.last.Load(), m.told.Load()
 	if last == told || !m.told.CompareAndSwap(told, last) {
 		return errno
 	}
@@ -55,11 +55,11 @@ func (r *request) answerFlush(errno blk.Errno) blk.Errno {
 
 // confirm records that the client of m knows of the failure last.
 func (m *mapping) confirm(last uint64) {
-	if m.usage == nil || last == 0 || m.told.Load() < last { // it is to be told again
+	if m.writers == nil || last == 0 || m.told.Load() < last { // it is to be told again
 		return
 	}
 	raise(&m.known, last)
-	raise(&m.usage.flushes.known, last)
+	raise(&m.writers.flushes.known, last)
 }
 
 // tellAgain makes the next flush of m tell of the failures that the client may not know: a
@@ -68,20 +68,20 @@ func (m *mapping) tellAgain() { m.told.Store(m.known.Load()) }
 
 // tellFlushesAgain is tellAgain for all mappings of s.
 func (s *session) tellFlushesAgain() {
-	for _, m := range s.all() {
+	for _, m := range s.allMappings() {
 		m.tellAgain()
 	}
 }
 
 // joinFlushes makes m, which is new, one that is to be told of failures that no client knows.
 func (m *mapping) joinFlushes() {
-	known := m.usage.flushes.known.Load()
+	known := m.writers.flushes.known.Load()
 	m.told.Store(known)
 	m.known.Store(known)
 }
 
 // flushFailed records a failure that no request has been answered with. name is the device.
-func (s *Server) flushFailed(u *usage, name string, err error) {
+func (s *Server) flushFailed(u *writerHistory, name string, err error) {
 	u.flushes.add(blk.ToErrno(err))
 	u.losses.Add(1)
 	u.mu.Lock()
@@ -92,7 +92,7 @@ func (s *Server) flushFailed(u *usage, name string, err error) {
 }
 
 // describeLoss returns the last of u's losses in words, empty if there was none.
-func (u *usage) describeLoss() string {
+func (u *writerHistory) describeLoss() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.lossText
@@ -104,7 +104,7 @@ func (s *Server) FlushErrors() []FlushError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []FlushError
-	for id, u := range s.usages {
+	for id, u := range s.histories {
 		if owed := u.flushes.owed(); owed != 0 {
 			out = append(out, FlushError{Dev: id.dev, Ino: id.ino, Name: id.opaque, Errno: owed.errno()})
 		}
@@ -116,6 +116,6 @@ func (s *Server) FlushErrors() []FlushError {
 // before Serve.
 func (s *Server) InheritFlushErrors(all []FlushError) {
 	for _, e := range all {
-		s.usageOf(nodeID{dev: e.Dev, ino: e.Ino, opaque: e.Name}).flushes.add(e.Errno)
+		s.historyOf(nodeID{dev: e.Dev, ino: e.Ino, opaque: e.Name}).flushes.add(e.Errno)
 	}
 }

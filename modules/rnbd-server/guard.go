@@ -31,7 +31,7 @@ func (s *Server) guardNode(ctx context.Context, key deviceKey, n *node, p *ioPlu
 	}
 	g = &guard{users: 1}
 	if n.file != nil && p.info().Crash != plugin.LosesAll {
-		if err := g.open(ctx, n, key.readOnly, s.cfg.ServeInUse); err != nil {
+		if err := g.openGuarded(ctx, n, key.readOnly, s.cfg.ServeInUse); err != nil {
 			return nil, err
 		}
 		if (g.file == nil || g.unlocked) && !key.readOnly {
@@ -69,11 +69,11 @@ func isOneOf(err error, list []error) bool {
 	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
-// open opens the node again and takes the lock. On a file system without locks g is
+// openGuarded opens the node again and takes the lock. On a file system without locks g is
 // unlocked. Any other error, such as of a lack of descriptors or of locks, is the caller's: the
 // next try may get the lock.
-func (g *guard) open(ctx context.Context, n *node, readOnly, inUse bool) error {
-	f, err := n.reopen(ctx, readOnly, inUse)
+func (g *guard) openGuarded(ctx context.Context, n *node, readOnly, inUse bool) error {
+	f, err := n.reopenNode(ctx, readOnly, inUse)
 	switch {
 	case errors.Is(err, syscall.EBUSY):
 		return err
@@ -102,10 +102,10 @@ func (g *guard) open(ctx context.Context, n *node, readOnly, inUse bool) error {
 	return nil
 }
 
-// reopen opens n for reading, or for writing too. Unless inUse is set, a block device that
+// reopenNode opens n for reading, or for writing too. Unless inUse is set, a block device that
 // this host uses is EBUSY, and one that is written to is opened exclusively: no mount of it
 // succeeds then.
-func (n *node) reopen(ctx context.Context, readOnly, inUse bool) (*os.File, error) {
+func (n *node) reopenNode(ctx context.Context, readOnly, inUse bool) (*os.File, error) {
 	flags, exclusive := os.O_RDWR, unix.O_EXCL
 	if readOnly {
 		flags, exclusive = os.O_RDONLY, 0
@@ -190,7 +190,7 @@ func (s *Server) syncGuard(ctx context.Context, g *guard, id nodeID, name string
 	go func() {
 		defer close(done)
 		if err := g.sync(s.fdatasync); err != nil {
-			s.flushFailed(s.usageOf(id), name, fmt.Errorf("write-back has failed: %w", err))
+			s.flushFailed(s.historyOf(id), name, fmt.Errorf("write-back has failed: %w", err))
 		}
 	}()
 	select {

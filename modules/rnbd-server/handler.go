@@ -17,20 +17,20 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// handler is the Server's implementation of the RTRS callbacks.
-type handler Server
+// rtrsHandler is the Server's implementation of the RTRS callbacks.
+type rtrsHandler Server
 
 // adminTimeout bounds the time of an OPEN. It is shorter than a client's
 // patience, so that the reason of a failure arrives at the client.
 const adminTimeout = 20 * time.Second
 
 // SessionUp allocates a session's requests.
-func (h *handler) SessionUp(t *rtrs.SrvSession) error {
+func (h *rtrsHandler) SessionUp(t *rtrs.SrvSession) error {
 	s := (*Server)(h)
 	sess := &session{
 		name: t.Name(), transport: t, arena: t.Memory().(*shm.Arena), chunkSize: uint64(t.ChunkSize()),
 		reqs:  make([]request, t.QueueDepth()),
-		lanes: make([]lane, len(s.pumps)*len(s.plugins)),
+		lanes: make([]sessionLane, len(s.pumps)*len(s.plugins)),
 
 		lookUps: make(chan struct{}, maxSessionLookUps),
 	}
@@ -39,7 +39,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	}
 	err := s.cfg.Audit.Refusal()
 	if err == nil {
-		err = s.owners.take(sess.name, sess.identity())
+		err = s.owners.claim(sess.name, sess.provedIdentity())
 	}
 	if err != nil {
 		s.auditSession(audit.EventConnect, sess, err)
@@ -47,7 +47,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 	}
 	sess.holds.Store(1)
 	for i := range sess.lanes {
-		sess.lanes[i] = lane{s: sess}
+		sess.lanes[i] = sessionLane{s: sess}
 	}
 	for i := range s.sessions {
 		sess.index = uint32(i)
@@ -65,7 +65,7 @@ func (h *handler) SessionUp(t *rtrs.SrvSession) error {
 
 // Retired records a request that has not ended before the end of its path. It
 // runs on the pump.
-func (h *handler) Retired(op *rtrs.Op) {
+func (h *rtrsHandler) Retired(op *rtrs.Op) {
 	s := (*Server)(h)
 	sess, ok := op.Session().Context().(*session)
 	if !ok {
@@ -82,7 +82,7 @@ func (h *handler) Retired(op *rtrs.Op) {
 
 // PathLost makes the writes of other clients wait for those that a session without
 // a path has in flight. Answers may be lost with the path: failures of flushes are told again.
-func (h *handler) PathLost(t *rtrs.SrvSession) {
+func (h *rtrsHandler) PathLost(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
 	if !ok {
@@ -92,37 +92,37 @@ func (h *handler) PathLost(t *rtrs.SrvSession) {
 	if !sess.isCut() {
 		return
 	}
-	for _, m := range sess.all() {
-		if m.usage != nil && m.inflight() > 0 && !m.cut.Swap(true) {
-			go s.outlive(m)
+	for _, m := range sess.allMappings() {
+		if m.writers != nil && m.inFlight() > 0 && !m.cut.Swap(true) {
+			go s.holdBackWrites(m)
 		}
 	}
 }
 
-// outlive holds back the writes of other clients than m's until m has no request in
+// holdBackWrites holds back the writes of other clients than m's until m has no request in
 // flight.
-func (s *Server) outlive(m *mapping) {
+func (s *Server) holdBackWrites(m *mapping) {
 	defer m.cut.Store(false)
-	for pause := 200 * time.Microsecond; !m.usage.precede(m); pause = min(2*pause, 10*time.Millisecond) {
-		if m.inflight() == 0 || s.stopped.Load() { // another client's requests go first
+	for pause := 200 * time.Microsecond; !m.writers.beginPrecedence(m); pause = min(2*pause, 10*time.Millisecond) {
+		if m.inFlight() == 0 || s.stopped.Load() { // another client's requests go first
 			return
 		}
 		time.Sleep(pause)
 	}
 	s.awaitIdle(m)
-	m.usage.repeated()
+	m.writers.endRepetition()
 }
 
 // SessionDown closes the session's devices. Only retired requests may be in
 // flight. SessionDown does not wait for them; the session's memory is kept
 // until they have ended.
-func (h *handler) SessionDown(t *rtrs.SrvSession) {
+func (h *rtrsHandler) SessionDown(t *rtrs.SrvSession) {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
 	if !ok {
 		return
 	}
-	sess.end()
+	sess.markEnded()
 	stuck := s.closeIdle(sess)
 	s.log.Info("session down", "session", sess.name, "stuck", len(stuck))
 	s.auditSession(audit.EventDisconnect, sess, nil)
@@ -147,8 +147,8 @@ func (h *handler) SessionDown(t *rtrs.SrvSession) {
 // delays no other device.
 func (s *Server) closeIdle(sess *session) (stuck []*mapping) {
 	var wg sync.WaitGroup
-	for _, m := range sess.all() {
-		if m.inflight() > 0 {
+	for _, m := range sess.allMappings() {
+		if m.inFlight() > 0 {
 			m.dev.retired.Add(1)
 			stuck = append(stuck, m)
 			continue
@@ -186,7 +186,7 @@ func (s *Server) removeSession(sess *session) {
 
 // Request dispatches a message. I/O is handled on the pump. Other messages
 // may block and get a goroutine.
-func (h *handler) Request(op *rtrs.Op) {
+func (h *rtrsHandler) Request(op *rtrs.Op) {
 	s := (*Server)(h)
 	sess, ok := op.Session().Context().(*session)
 	if !ok {
@@ -230,7 +230,7 @@ func (s *Server) onAdmin(op *rtrs.Op, sess *session) {
 	defer s.admin.Done()
 	ctx, cancel := context.WithTimeout(s.admins, adminTimeout)
 	defer cancel()
-	err := s.admin1(ctx, op, sess)
+	err := s.handleAdmin(ctx, op, sess)
 	if err != nil {
 		s.log.Log(ctx, refusalLevel(op), "request refused", "session", sess.name, "err", err)
 	}
@@ -258,19 +258,19 @@ func refusalLevel(op *rtrs.Op) slog.Level {
 	return slog.LevelWarn
 }
 
-func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
+func (s *Server) handleAdmin(ctx context.Context, op *rtrs.Op, sess *session) error {
 	user := op.User()
 	switch rnbdwire.TypeOf(user) {
 	case rnbdwire.TypeSessInfo:
 		return s.onSessInfo(op, sess, rnbdwire.SessInfo(user))
 	case rnbdwire.TypeOpen:
 		if msg := rnbdwire.Open(user); msg.IsValid() {
-			return s.explained(ctx, sess, msg, s.onOpen(ctx, op, sess, msg, ""))
+			return s.withReason(ctx, sess, msg, s.onOpen(ctx, op, sess, msg, ""))
 		}
 		return fmt.Errorf("open: message of %d bytes: %w", len(user), syscall.EINVAL)
 	case rnbdwire.TypeOpenAs:
 		if msg := rnbdwire.OpenAs(user); msg.IsValid() {
-			return s.explained(ctx, sess, rnbdwire.Open(msg), s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode()))
+			return s.withReason(ctx, sess, rnbdwire.Open(msg), s.onOpen(ctx, op, sess, rnbdwire.Open(msg), msg.IOMode()))
 		}
 		return fmt.Errorf("open with an io mode: message of %d bytes: %w", len(user), syscall.EINVAL)
 	case rnbdwire.TypeWriter:
@@ -285,9 +285,9 @@ func (s *Server) admin1(ctx context.Context, op *rtrs.Op, sess *session) error {
 	return s.onClose(sess, rnbdwire.Close(user))
 }
 
-// explained returns err, the result of an OPEN, with the errno that it is answered with.
+// withReason returns err, the result of an OPEN, with the errno that it is answered with.
 // The reason of a refusal is kept for the client that asks for it.
-func (s *Server) explained(ctx context.Context, sess *session, msg rnbdwire.Open, err error) error {
+func (s *Server) withReason(ctx context.Context, sess *session, msg rnbdwire.Open, err error) error {
 	if err = inTime(ctx, err); err != nil {
 		sess.reasons.Note(msg.Name(), reasonOf(err, s.cfg.SearchPath))
 	}
@@ -311,8 +311,8 @@ func onAskReason(sess *session, msg rnbdwire.AskReason, reply []byte) error {
 const features = rnbdwire.FeatureEvents | rnbdwire.FeatureOpenAs | rnbdwire.FeatureIdentity | rnbdwire.FeatureOnce |
 	rnbdwire.FeatureExtents | rnbdwire.FeatureVerifier | rnbdwire.FeatureReasons
 
-// features returns the extensions that this server offers.
-func (s *Server) features() uint16 {
+// offeredFeatures returns the extensions that this server offers.
+func (s *Server) offeredFeatures() uint16 {
 	if s.cfg.List {
 		return features | rnbdwire.FeatureList
 	}
@@ -325,7 +325,7 @@ func (s *Server) onSessInfo(op *rtrs.Op, sess *session, msg rnbdwire.SessInfo) e
 	}
 	ver := min(msg.Version(), rnbdwire.Version)
 	sess.version.Store(uint32(ver))
-	rnbdwire.SessInfoRspFields{Version: ver, Features: s.features()}.Put(op.Data())
+	rnbdwire.SessInfoRspFields{Version: ver, Features: s.offeredFeatures()}.Put(op.Data())
 	return nil
 }
 
@@ -347,7 +347,7 @@ func (s *Server) onOpen(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 		err = s.takeShare(m)
 	}
 	if err == nil {
-		err = s.tellSharing(ctx, m)
+		err = s.announceWriter(ctx, m)
 	}
 	s.auditOpen(sess, msg, err)
 	if err != nil {
@@ -372,14 +372,14 @@ func (s *Server) onWriter(op *rtrs.Op, sess *session, msg rnbdwire.Writer) error
 		rnbdwire.WriterRspFields{Mark: rnbdwire.Mark{Server: s.number, Time: uint64(latency.Now())}}.Put(op.Data())
 		return nil
 	}
-	m := sess.lookup(msg.DeviceID())
+	m := sess.mappingByID(msg.DeviceID())
 	switch {
 	case m == nil:
 		return fmt.Errorf("writer: no device %d: %w", msg.DeviceID(), syscall.ENOTCONN)
-	case m.usage == nil:
+	case m.writers == nil:
 		return fmt.Errorf("writer: %q is open read-only: %w", m.name, syscall.EPERM)
 	}
-	shared, now := m.usage.ask(m)
+	shared, now := m.writers.snapshotOthers(m)
 	rnbdwire.WriterRspFields{Shared: shared, Mark: rnbdwire.Mark{Server: s.number, Time: uint64(now)}}.Put(op.Data())
 	return nil
 }
@@ -388,7 +388,7 @@ func (s *Server) onClose(sess *session, msg rnbdwire.Close) error {
 	if !msg.IsValid() {
 		return fmt.Errorf("close: message of %d bytes: %w", len(msg), syscall.EINVAL)
 	}
-	if m := sess.lookup(msg.DeviceID()); m != nil {
+	if m := sess.mappingByID(msg.DeviceID()); m != nil {
 		m.confirm(m.told.Load())
 		s.closeMapping(m, false)
 		s.auditClose(m)
@@ -412,7 +412,7 @@ func openRsp(m *mapping) rnbdwire.OpenRspFields {
 		LogicalBlockSize:    uint16(l.LogicalBlockSize),
 		MaxSegments:         l.MaxSegments,
 		Volume:              m.dev.volume,
-		Properties:          properties(l),
+		Properties:          propertiesChecksum(l),
 		Verifier:            rnbdwire.Verifier(m.dev.verifier.Load()),
 	}
 	f.Rotational = l.Rotational
@@ -433,7 +433,7 @@ func sectors32(n uint64) uint32 { return uint32(min(n/blk.SectorSize, 1<<32-1)) 
 
 // PathUp refuses a path if the rules would have forbidden the session's open
 // devices with it. It is never called twice at a time for a session.
-func (h *handler) PathUp(t *rtrs.SrvSession, p rtrs.SrvPathInfo) error {
+func (h *rtrsHandler) PathUp(t *rtrs.SrvSession, p rtrs.SrvPathInfo) error {
 	s := (*Server)(h)
 	sess, ok := t.Context().(*session)
 	if !ok {
@@ -449,17 +449,17 @@ func (h *handler) PathUp(t *rtrs.SrvSession, p rtrs.SrvPathInfo) error {
 }
 
 // PathConnected records a path whose requests are served now.
-func (h *handler) PathConnected(t *rtrs.SrvSession, p rtrs.SrvPathInfo) {
-	h.cfg.Journal.Add(journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, To: "connected"})
+func (h *rtrsHandler) PathConnected(t *rtrs.SrvSession, p rtrs.SrvPathInfo) {
+	h.cfg.Journal.Add(journal.Event{Kind: journal.Path, Session: t.Name(), Path: pathAddresses(p) + "%" + p.Fabric, To: "connected"})
 }
 
 // PathClosed records the end of a path. Its last requests may have ended since PathLost, and
 // no client has their answers.
-func (h *handler) PathClosed(t *rtrs.SrvSession, p rtrs.SrvPathInfo, cause error) {
+func (h *rtrsHandler) PathClosed(t *rtrs.SrvSession, p rtrs.SrvPathInfo, cause error) {
 	if sess, ok := t.Context().(*session); ok {
 		sess.tellFlushesAgain()
 	}
-	e := journal.Event{Kind: journal.Path, Session: t.Name(), Path: addresses(p) + "%" + p.Fabric, From: "connected", To: "closed"}
+	e := journal.Event{Kind: journal.Path, Session: t.Name(), Path: pathAddresses(p) + "%" + p.Fabric, From: "connected", To: "closed"}
 	if cause != nil {
 		e.Why = cause.Error()
 	}
@@ -474,7 +474,7 @@ func (s *Server) adminAnswered() <-chan struct{} {
 	return done
 }
 
-var _ rtrs.RefusalWatcher = (*handler)(nil)
+var _ rtrs.RefusalWatcher = (*rtrsHandler)(nil)
 
 // Refused records a client that does not prove its identity.
-func (h *handler) Refused(r rtrs.Refusal) { (*Server)(h).auditRefusal(r) }
+func (h *rtrsHandler) Refused(r rtrs.Refusal) { (*Server)(h).auditRefusal(r) }

@@ -25,12 +25,12 @@ const (
 	// requests. After it they do what their loss policy says.
 	HandOverGrace = 10 * time.Second
 
-	// tellTime is for clients to say that they hold back, settleTime for their
+	// notifyTime is for clients to say that they hold back, deliveryTime for their
 	// requests, closeTime for the sessions to close. Together they leave a part of
 	// the grace to the next process.
-	tellTime   = 500 * time.Millisecond
-	settleTime = time.Second
-	closeTime  = 2 * time.Second
+	notifyTime   = 500 * time.Millisecond
+	deliveryTime = time.Second
+	closeTime    = 2 * time.Second
 )
 
 // HandOver closes all sessions, their devices and the listeners, for another
@@ -39,7 +39,7 @@ const (
 // error the server serves as before, or Serve makes it do so: it must follow if
 // closed is true.
 func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err error) {
-	s.leaving.Store(true) // before the look: an OPEN that it does not find sees this
+	s.leaving.Store(true) // before the check: an OPEN that it does not find sees this
 	defer func() {
 		if !closed {
 			s.leaving.Store(false)
@@ -48,12 +48,12 @@ func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err er
 	if err := s.mayHandOver(); err != nil {
 		return 0, false, err
 	}
-	s.tellHandOver(HandOverGrace)
-	if err := s.settle(ctx); err != nil {
-		s.tellHandOver(0)
+	s.notifyHandOver(HandOverGrace)
+	if err := s.awaitDelivery(ctx); err != nil {
+		s.notifyHandOver(0)
 		return 0, false, err
 	}
-	waiting = s.count((*session).isHeld)
+	waiting = s.countMappings((*session).isHeld)
 	defer s.incarnation.abandon() // sessions and their devices are closed, or closing
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
@@ -62,88 +62,88 @@ func (s *Server) HandOver(ctx context.Context) (waiting int, closed bool, err er
 	if err := f.rtrs.Close(ctx); err != nil {
 		return waiting, true, fmt.Errorf("sessions do not end: %w", err)
 	}
-	return waiting, true, s.release(ctx, f)
+	return waiting, true, s.releaseFabrics(ctx, f)
 }
 
 // endExtents ends the EXTENTS that are under way. Their paths would wait for them.
 func (s *Server) endExtents() {
 	for i := range s.sessions {
 		if sess := s.sessions[i].Load(); sess != nil {
-			for _, m := range sess.mappings() {
+			for _, m := range sess.openMappings() {
 				m.endExtents()
 			}
 		}
 	}
 }
 
-// release closes the completion queues of the fabrics, for their addresses to be
+// releaseFabrics closes the completion queues of the fabrics, for their addresses to be
 // free.
-func (s *Server) release(ctx context.Context, f *front) error {
+func (s *Server) releaseFabrics(ctx context.Context, f *listeners) error {
 	var errs []error
-	for _, dev := range s.fabrics() {
+	for _, dev := range s.listenDevices() {
 		for _, p := range s.pumps {
 			errs = append(errs, p.poller.Release(ctx, dev))
 		}
 	}
-	s.front.Store(&front{rtrs: f.rtrs})
+	s.front.Store(&listeners{rtrs: f.rtrs})
 	return errors.Join(errs...)
 }
 
 // mayHandOver returns the reason why another process cannot go on with an open
 // device.
 func (s *Server) mayHandOver() error {
-	if len(s.bound()) == 0 {
+	if len(s.boundAddresses()) == 0 {
 		return fmt.Errorf("the server does not serve: %w", syscall.EBUSY)
 	}
 	for _, d := range s.openDevices() {
 		switch {
 		case d.plugin.info().Crash == plugin.LosesAll:
 			return fmt.Errorf("device %q is open, and its plugin %s keeps writes in its memory only, they would be lost: %w", d.path, d.plugin.cfg.Name, syscall.EBUSY)
-		case d.now() != devOpen, d.retired.Load() > 0:
-			return fmt.Errorf("device %q is %s, or has requests that do not end: %w", d.path, d.now(), syscall.EBUSY)
+		case d.currentState() != devOpen, d.retired.Load() > 0:
+			return fmt.Errorf("device %q is %s, or has requests that do not end: %w", d.path, d.currentState(), syscall.EBUSY)
 		}
 	}
 	return nil
 }
 
-// settle waits until clients that listen have seen the news, and then until those
+// awaitDelivery waits until clients that listen have seen the events, and then until those
 // that hold back their requests have none in flight.
-func (s *Server) settle(ctx context.Context) error {
-	told, cancel := context.WithTimeout(ctx, tellTime)
+func (s *Server) awaitDelivery(ctx context.Context) error {
+	told, cancel := context.WithTimeout(ctx, notifyTime)
 	defer cancel()
-	until(told, func() bool { return s.unseen() == nil })
-	quiet, cancel := context.WithTimeout(ctx, settleTime)
+	pollUntil(told, func() bool { return s.unnotifiedSession() == nil })
+	quiet, cancel := context.WithTimeout(ctx, deliveryTime)
 	defer cancel()
-	if until(quiet, func() bool { return s.busy() == nil }) {
+	if pollUntil(quiet, func() bool { return s.busyMapping() == nil }) {
 		return nil
 	}
-	if m := s.busy(); m != nil {
-		return fmt.Errorf("requests of device %q do not end within %s: %w", m.dev.path, settleTime, syscall.EBUSY)
+	if m := s.busyMapping(); m != nil {
+		return fmt.Errorf("requests of device %q do not end within %s: %w", m.dev.path, deliveryTime, syscall.EBUSY)
 	}
 	return nil
 }
 
-// unseen returns a session with a client that has not seen the news, or nil. One
-// that is late is not waited for longer than tellTime.
-func (s *Server) unseen() *session {
+// unnotifiedSession returns a session with a client that has not seen the event, or nil. One
+// that is late is not waited for longer than notifyTime.
+func (s *Server) unnotifiedSession() *session {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
-		if sess != nil && !sess.ended.Load() && sess.hasNews() {
+		if sess != nil && !sess.ended.Load() && sess.hasEvents() {
 			return sess
 		}
 	}
 	return nil
 }
 
-// busy returns a device with requests of a client that holds back further ones, or
+// busyMapping returns a device with requests of a client that holds back further ones, or
 // nil.
-func (s *Server) busy() *mapping {
+func (s *Server) busyMapping() *mapping {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
 		if sess == nil || sess.ended.Load() || !sess.isHeld() {
 			continue
 		}
-		if m := sess.busy(); m != nil {
+		if m := sess.busyMapping(); m != nil {
 			return m
 		}
 	}
@@ -151,24 +151,24 @@ func (s *Server) busy() *mapping {
 }
 
 // Devices returns the number of devices that clients have open.
-func (s *Server) Devices() int { return s.count(func(*session) bool { return true }) }
+func (s *Server) Devices() int { return s.countMappings(func(*session) bool { return true }) }
 
-// count counts the open devices of sessions that match.
-func (s *Server) count(match func(*session) bool) (n int) {
+// countMappings counts the open devices of sessions that match.
+func (s *Server) countMappings(match func(*session) bool) (n int) {
 	for i := range s.sessions {
 		if sess := s.sessions[i].Load(); sess != nil && match(sess) {
-			n += len(sess.mappings())
+			n += len(sess.openMappings())
 		}
 	}
 	return n
 }
 
-// settlePause is the time between two looks for requests in flight.
-const settlePause = 500 * time.Microsecond
+// deliveryPause is the time between two checks for requests in flight.
+const deliveryPause = 500 * time.Microsecond
 
-// until looks until done returns true, or ctx ends.
-func until(ctx context.Context, done func() bool) bool {
-	tick := time.NewTicker(settlePause)
+// pollUntil looks until done returns true, or ctx ends.
+func pollUntil(ctx context.Context, done func() bool) bool {
+	tick := time.NewTicker(deliveryPause)
 	defer tick.Stop()
 	for !done() {
 		select {

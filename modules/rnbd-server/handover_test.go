@@ -228,7 +228,7 @@ func TestStandby(t *testing.T) {
 	mem := lasting()
 	mem.add("vol", 1<<20)
 	r := newRig(t, mem, func(c *Config) { c.Standby = true })
-	if len(r.server.bound()) != 0 || r.server.Devices() != 0 {
+	if len(r.server.boundAddresses()) != 0 || r.server.Devices() != 0 {
 		t.Error("it listens")
 	}
 	if _, _, err := r.server.HandOver(t.Context()); err == nil {

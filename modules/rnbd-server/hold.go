@@ -17,7 +17,7 @@ var _ volume.Users = (*Server)(nil)
 // Hold implements volume.Users.
 func (s *Server) Hold(ctx context.Context, id volume.ID) (uses volume.Uses, release func(), err error) {
 	node := nodeID{dev: id.Dev, ino: id.Ino}
-	turn, err := s.nodes.take(ctx, node)
+	turn, err := s.nodes.Lock(ctx, node)
 	if err != nil {
 		return uses, nil, fmt.Errorf("an OPEN or CLOSE of it does not end: %w: %w", err, syscall.EBUSY)
 	}
@@ -33,7 +33,7 @@ func (s *Server) Hold(ctx context.Context, id volume.ID) (uses volume.Uses, rele
 			uses.Writers += d.users
 		}
 	}
-	return uses, turn.give, nil
+	return uses, turn.Unlock, nil
 }
 
 // Pause implements volume.Users.
@@ -56,7 +56,7 @@ func (s *Server) Resized(ctx context.Context, id volume.ID) error {
 	for _, d := range s.openDevices() {
 		if d.key.id == (nodeID{dev: id.Dev, ino: id.Ino}) {
 			d.sizeMu.Lock()
-			errs = append(errs, s.resize(ctx, d))
+			errs = append(errs, s.resizeDevice(ctx, d))
 			d.sizeMu.Unlock()
 		}
 	}

@@ -39,9 +39,9 @@ func volumeID(facts ...string) uint64 {
 	return max(binary.LittleEndian.Uint64(sum[:]), 1)
 }
 
-// properties returns a checksum over the limits, without the size, and the
+// propertiesChecksum returns a checksum over the limits, without the size, and the
 // mode of the open. It is never 0.
-func properties(l *blk.Limits) uint16 {
+func propertiesChecksum(l *blk.Limits) uint16 {
 	flat := *l
 	flat.Size, flat.ReadOnly = 0, false
 	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", flat))
@@ -100,8 +100,8 @@ func volumeOfDisk(sys string, rdev uint64) uint64 {
 		return 0
 	}
 	var facts []string
-	if part := attribute(dir, "partition"); part != "" {
-		facts = []string{"partition " + part, "from " + attribute(dir, "start")}
+	if part := sysfsAttribute(dir, "partition"); part != "" {
+		facts = []string{"partition " + part, "from " + sysfsAttribute(dir, "start")}
 		dir = filepath.Dir(dir)
 	}
 	disk := diskFacts(sys, dir, number)
@@ -122,12 +122,12 @@ var inMemory = regexp.MustCompile(`^(ram|zram|brd|nullb)[0-9]+$`)
 // number is that of the disk or of its partition.
 func diskFacts(sys, dir, number string) []string {
 	for _, name := range []string{"wwid", "device/wwid", "uuid", "dm/uuid", "md/uuid", "serial", "device/serial", "device/cid"} {
-		if id := attribute(dir, name); id != "" {
+		if id := sysfsAttribute(dir, name); id != "" {
 			return []string{name, id}
 		}
 	}
-	if file := attribute(dir, "loop/backing_file"); file != "" {
-		facts := []string{"loop", "from " + attribute(dir, "loop/offset")}
+	if file := sysfsAttribute(dir, "loop/backing_file"); file != "" {
+		facts := []string{"loop", "from " + sysfsAttribute(dir, "loop/offset")}
 		var st unix.Stat_t
 		if err := unix.Stat(file, &st); err == nil {
 			lasting := fileFacts(unix.AT_FDCWD, file, &st)
@@ -147,12 +147,12 @@ func diskFacts(sys, dir, number string) []string {
 		return nil
 	}
 	boot, _ := os.ReadFile(bootIDFile) // with its newline, as in the volumes of earlier versions
-	return []string{"number", number, attribute(dir, "diskseq"), string(boot)}
+	return []string{"number", number, sysfsAttribute(dir, "diskseq"), string(boot)}
 }
 
-// attribute returns the contents of a file in a folder of sysfs, empty if there
+// sysfsAttribute returns the contents of a file in a folder of sysfs, empty if there
 // is none.
-func attribute(dir, name string) string {
+func sysfsAttribute(dir, name string) string {
 	text, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {
 		return ""
@@ -164,12 +164,12 @@ func attribute(dir, name string) string {
 // other disk until it starts again. It is empty before Linux 5.15, and for a
 // partition.
 func diskSeq(rdev uint64) string {
-	return attribute(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(rdev), unix.Minor(rdev)), "diskseq")
+	return sysfsAttribute(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(rdev), unix.Minor(rdev)), "diskseq")
 }
 
-// compatible returns EIO if users know the limits old and cannot use l instead.
+// checkCompatible returns EIO if users know the limits old and cannot use l instead.
 // It does not compare sizes.
-func compatible(old, l *blk.Limits) error {
+func checkCompatible(old, l *blk.Limits) error {
 	var errs []error
 	refuse := func(bad bool, format string, a ...any) {
 		if bad {

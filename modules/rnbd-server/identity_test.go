@@ -118,7 +118,7 @@ func TestE019_TheVolumeOfAFile(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	look := func(name string) uint64 {
-		n, err := jail{searchPath: dir}.open("s", name)
+		n, err := jail{searchPath: dir}.openName("s", name)
 		must(t, err)
 		defer n.close()
 		return n.volume
@@ -184,7 +184,7 @@ func TestLimitsThatUsersWereNotTold(t *testing.T) {
 	} {
 		l := old
 		tt.change(&l)
-		if err := compatible(&old, &l); !errors.Is(err, tt.want) {
+		if err := checkCompatible(&old, &l); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
 		}
 	}
@@ -243,7 +243,7 @@ func TestE019_FileOfAnOverlayIsNotKnown(t *testing.T) {
 		t.Skipf("no overlay can be mounted here: %v", err)
 	}
 	defer unix.Unmount(path("srv"), unix.MNT_DETACH)
-	n, err := jail{searchPath: path("srv")}.open("s", "a")
+	n, err := jail{searchPath: path("srv")}.openName("s", "a")
 	must(t, err)
 	defer n.close()
 	if n.volume != 0 {

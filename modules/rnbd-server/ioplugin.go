@@ -31,10 +31,10 @@ func (s *Server) startPlugins(ctx context.Context) error {
 func (s *Server) addPlugin(i int, cfg PluginConfig) error {
 	p := &ioPlugin{
 		server: s, cfg: cfg, log: s.log.With("plugin", cfg.Name),
-		devices: map[uint32]*device{}, shown: map[*session]*showing{}, mappings: map[*session]int{},
+		devices: map[uint32]*device{}, shown: map[*session]*arenaShow{}, mappings: map[*session]int{},
 		leaving: map[*session]chan struct{}{}, opens: make(chan struct{}, opensAtOnce),
 	}
-	profile, err := s.cfg.profile(cfg.Name)
+	profile, err := s.cfg.pluginProfile(cfg.Name)
 	if err != nil {
 		return fmt.Errorf("plugin %s: %w", cfg.Name, err)
 	}
@@ -45,21 +45,21 @@ func (s *Server) addPlugin(i int, cfg PluginConfig) error {
 	p.sup = supervise.New(supervise.Config{
 		Plugin: plugin.Config{
 			Path: cfg.Path, Kind: plugin.KindIO, Name: cfg.Name, Pumps: len(p.queues), SHA256: cfg.SHA256,
-			Configure: cfg.Configure, Logger: s.cfg.logger("plugins"),
+			Configure: cfg.Configure, Logger: s.cfg.subsystemLogger("plugins"),
 			Confine: profile, Launcher: s.cfg.Confine.Launcher, SocketDir: s.cfg.SocketDir,
 		},
 		Launch: s.cfg.Launch, NewRing: s.cfg.NewRing, Entries: s.cfg.RingEntries,
 		Crash:    supervise.Limit{Count: s.cfg.CrashLimit, Window: s.cfg.CrashWindow},
 		Patience: s.cfg.PluginPatience,
-		Logger:   s.log, Journal: s.cfg.Journal, Joined: p.joined, Left: p.left, GaveUp: p.gaveUp,
+		Logger:   s.log, Journal: s.cfg.Journal, Joined: p.onProcess, Left: p.onProcessLeft, GaveUp: p.gaveUp,
 	})
 	s.plugins = append(s.plugins, p)
 	return nil
 }
 
-// profile returns what the plugin keeps of the daemon's rights; nil: all of them.
+// pluginProfile returns what the plugin keeps of the daemon's rights; nil: all of them.
 // It may open what the jail can resolve to.
-func (c *Config) profile(plugin string) (*confine.Profile, error) {
+func (c *Config) pluginProfile(plugin string) (*confine.Profile, error) {
 	p, err := c.Confine.Storage(plugin, commonFolder(c.SearchPath), c.SearchPathLater)
 	if p == nil || err != nil {
 		return p, err
@@ -84,9 +84,9 @@ func commonFolder(searchPath string) string {
 	return searchPath
 }
 
-// stop ends the process in order. Nothing is in flight any more. It takes at
+// stopProcess ends the process in order. Nothing is in flight any more. It takes at
 // most a second longer than ctx.
-func (p *ioPlugin) stop(ctx context.Context) error {
+func (p *ioPlugin) stopProcess(ctx context.Context) error {
 	p.endLife()
 	err := p.sup.Stop(ctx)
 	waitFor(ctx, &p.work)

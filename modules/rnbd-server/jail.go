@@ -50,8 +50,8 @@ func identityFolder(identity string) (string, error) {
 	return name, nil
 }
 
-// of returns the jail of a client with an identity; empty: it has proved none.
-func (j jail) of(identity string) (jail, error) {
+// jailFor returns the jail of a client with an identity; empty: it has proved none.
+func (j jail) jailFor(identity string) (jail, error) {
 	if !strings.Contains(j.searchPath, identityMarker) {
 		return j, nil
 	}
@@ -73,9 +73,9 @@ type jail struct {
 	pools      []*volume.Pool
 }
 
-// offers reports whether the block device at path, which name led to, is served without
+// offersNode reports whether the block device at path, which name led to, is served without
 // a search path.
-func (j jail) offers(name, nodePath string) bool {
+func (j jail) offersNode(name, nodePath string) bool {
 	return slices.ContainsFunc(j.devices, func(pattern string) bool {
 		byName, _ := path.Match(pattern, "/"+strings.TrimLeft(name, "/")) // New has checked the patterns
 		byPath, _ := path.Match(pattern, nodePath)
@@ -87,8 +87,8 @@ func (j jail) offers(name, nodePath string) bool {
 // path that was given explicitly.
 func (j jail) filesAllowed() bool { return j.searchPath != "" }
 
-// root returns the folder of the session's names.
-func (j jail) root(session string) string {
+// sessionRoot returns the folder of the session's names.
+func (j jail) sessionRoot(session string) string {
 	if j.searchPath == "" {
 		return "/"
 	}
@@ -123,9 +123,9 @@ type nodeID struct {
 	opaque   string // for plugins that know names only
 }
 
-// open resolves name for session. Symbolic links are followed inside the
+// openName resolves name for session. Symbolic links are followed inside the
 // jail. A name that leads out of it does not exist.
-func (j jail) open(session, name string) (*node, error) {
+func (j jail) openName(session, name string) (*node, error) {
 	fail := func(errno syscall.Errno, why string) error {
 		return fmt.Errorf("open %q for session %q: %s: %w", name, session, why, errno)
 	}
@@ -138,7 +138,7 @@ func (j jail) open(session, name string) (*node, error) {
 	if !j.filesAllowed() && len(j.devices) == 0 {
 		return nil, fail(syscall.EACCES, "the server has no --search-path, and no --block-devices that it serves without")
 	}
-	root := j.root(session)
+	root := j.sessionRoot(session)
 	if len(root)+len(name) >= maxPath {
 		return nil, fail(syscall.EINVAL, "the name is too long")
 	}
@@ -161,11 +161,11 @@ func (j jail) open(session, name string) (*node, error) {
 		return nil, fail(errnoOf(err), "not found below "+root)
 	}
 	n := &node{file: os.NewFile(uintptr(fd), name)}
-	if errno, why := n.identify(j.filesAllowed()); errno != 0 {
+	if errno, why := n.identifyNode(j.filesAllowed()); errno != 0 {
 		n.file.Close()
 		return nil, fail(errno, why)
 	}
-	if !j.filesAllowed() && !j.offers(name, n.path) {
+	if !j.filesAllowed() && !j.offersNode(name, n.path) {
 		n.file.Close()
 		return nil, fail(syscall.EACCES, "it is none of the server's --block-devices")
 	}
@@ -173,9 +173,9 @@ func (j jail) open(session, name string) (*node, error) {
 	return n, nil
 }
 
-// identify fills the node from its descriptor and refuses kinds of nodes that
+// identifyNode fills the node from its descriptor and refuses kinds of nodes that
 // are not served.
-func (n *node) identify(filesAllowed bool) (syscall.Errno, string) {
+func (n *node) identifyNode(filesAllowed bool) (syscall.Errno, string) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(n.file.Fd()), &st); err != nil {
 		return errnoOf(err), "stat"
@@ -282,7 +282,7 @@ func (j jail) openVolume(p *volume.Pool, name string) (*node, error) {
 		return nil, fmt.Errorf("open %q in pool %q: %w", name, p.Config().Name, err)
 	}
 	n := &node{file: f, pooled: true}
-	errno, why := n.identify(true)
+	errno, why := n.identifyNode(true)
 	if errno == 0 && n.block {
 		errno, why = syscall.ENOTBLK, "a pool of files has no block devices"
 	}

@@ -17,7 +17,7 @@ func TestR126_SessionMarker(t *testing.T) {
 		{"/srv/ns/%SESSNAME%/ignored", "s7", "/srv/ns/s7"},
 		{"/srv/a%SESSNAME%", "s7", "/srv/a/s7"},
 	} {
-		if got := (jail{searchPath: c.search}).root(c.session); got != c.want {
+		if got := (jail{searchPath: c.search}).sessionRoot(c.session); got != c.want {
 			t.Errorf("search path %q: root %q, want %q", c.search, got, c.want)
 		}
 	}
@@ -53,7 +53,7 @@ func TestR127_Jail(t *testing.T) {
 		{"a..b", syscall.EINVAL},
 		{strings.Repeat("n", maxPath), syscall.EINVAL},
 	} {
-		n, err := j.open("s1", c.name)
+		n, err := j.openName("s1", c.name)
 		if n != nil {
 			n.file.Close()
 		}
@@ -69,18 +69,18 @@ func TestR126_ASessionWithoutANameHasNoFolder(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, "s1"), 0o755))
 	for _, name := range []string{"vol", "s1/vol"} {
 		must(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 4096), 0o644))
-		if n, err := (jail{searchPath: dir + "/%SESSNAME%"}).open("", name); !errors.Is(err, syscall.EINVAL) {
+		if n, err := (jail{searchPath: dir + "/%SESSNAME%"}).openName("", name); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("open %q for a session without a name: %v, %v, want EINVAL", name, n, err)
 		}
 	}
-	n, err := jail{searchPath: dir}.open("", "vol") // where sessions share a folder it needs none
+	n, err := jail{searchPath: dir}.openName("", "vol") // where sessions share a folder it needs none
 	must(t, err)
 	n.file.Close()
 }
 
 func TestJailByDefaultServesNothing(t *testing.T) {
 	for _, name := range []string{"etc/shadow", "dev/null", "dev/sda", "no/such/file"} {
-		if _, err := (jail{}).open("s1", name); !errors.Is(err, syscall.EACCES) {
+		if _, err := (jail{}).openName("s1", name); !errors.Is(err, syscall.EACCES) {
 			t.Errorf("open %s: %v, want EACCES", name, err)
 		}
 	}
@@ -99,7 +99,7 @@ func TestJailServesTheBlockDevicesThatAreAskedFor(t *testing.T) {
 		{"/dev/vg1/lv1", "/dev/dm-4", false},
 		{"/dev/vg0/a/b", "/dev/dm-5", false},
 	} {
-		if got := j.offers(c.name, c.nodePath); got != c.want {
+		if got := j.offersNode(c.name, c.nodePath); got != c.want {
 			t.Errorf("%s at %s: offered is %t", c.name, c.nodePath, got)
 		}
 	}
@@ -107,11 +107,11 @@ func TestJailServesTheBlockDevicesThatAreAskedFor(t *testing.T) {
 
 func TestJailWithoutSearchPathServesNoFiles(t *testing.T) {
 	j := jail{devices: []string{"/*/*"}}
-	_, err := j.open("s1", "etc/shadow")
+	_, err := j.openName("s1", "etc/shadow")
 	if !errors.Is(err, syscall.ENOTBLK) {
 		t.Fatalf("open etc/shadow: %v, want ENOTBLK", err)
 	}
-	if _, err := j.open("s1", "proc/self/root/etc/shadow"); !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTBLK) {
+	if _, err := j.openName("s1", "proc/self/root/etc/shadow"); !errors.Is(err, syscall.ELOOP) && !errors.Is(err, syscall.ENOTBLK) {
 		t.Fatalf("magic link: %v", err)
 	}
 }
@@ -120,10 +120,10 @@ func TestSameFileHasOneIdentity(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "a"), nil, 0o644))
 	must(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")))
-	a, err := jail{searchPath: dir}.open("s", "a")
+	a, err := jail{searchPath: dir}.openName("s", "a")
 	must(t, err)
 	defer a.file.Close()
-	b, err := jail{searchPath: dir}.open("s", "/b")
+	b, err := jail{searchPath: dir}.openName("s", "/b")
 	must(t, err)
 	defer b.file.Close()
 	if a.id != b.id {

@@ -85,7 +85,7 @@ func TestServerClosesWhileADiskHangs(t *testing.T) {
 	mem.setHold(true)
 	i.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 	eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
-	m := r.server.sessionAt(0).mappings()[0]
+	m := r.server.sessionAt(0).openMappings()[0]
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = i.closeDevice(dev.DeviceID) })
 	t.Cleanup(wg.Wait)
@@ -180,8 +180,8 @@ func TestFenceOpensAsTheTimeEnds(t *testing.T) {
 	close(gate)
 	time.Sleep(50 * time.Millisecond)
 	close(goOn)
-	eventually(t, "the device is back", d.serves)
-	if s := d.state(); s != "open" {
+	eventually(t, "the device is back", d.isServing)
+	if s := d.stateText(); s != "open" {
 		t.Errorf("it is shown as %q", s)
 	}
 }
@@ -248,7 +248,7 @@ func TestCloseDuringARestart(t *testing.T) {
 	r.process().Kill()
 	<-starting
 	closed := make(chan error)
-	go func() { closed <- r.server.plugins[0].stop(t.Context()) }()
+	go func() { closed <- r.server.plugins[0].stopProcess(t.Context()) }()
 	eventually(t, "the plugin is being stopped", func() bool { return r.server.plugins[0].life.Err() != nil })
 	close(closing)
 	must(t, <-closed)

@@ -34,9 +34,9 @@ func TestBudget_DoesNotAllocate(t *testing.T) {
 	now := int64(1e15)
 	if n := testing.AllocsPerRun(100, func() {
 		now += second
-		_ = b.due(now)
-		b.ops.take(now, b.pace.Load().op)
-		b.bytes.take(now, b.pace.Load().bytes(4096))
+		_ = b.dueTime(now)
+		b.ops.takeTokens(now, b.pace.Load().op)
+		b.bytes.takeTokens(now, b.pace.Load().byteCost(4096))
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -48,11 +48,11 @@ func TestBudget_Rate(t *testing.T) {
 	b.pace.Store(newPace(access.Limits{IOPS: 1000, IOPSBurst: 5}))
 	start, now, began := int64(1e15), int64(1e15), 0
 	for now < start+second {
-		if at := b.due(now); at > now {
+		if at := b.dueTime(now); at > now {
 			now = at
 			continue
 		}
-		b.ops.take(now, b.pace.Load().op)
+		b.ops.takeTokens(now, b.pace.Load().op)
 		if began++; began == 5 && now != start {
 			t.Errorf("the burst ended %v after its begin", time.Duration(now-start))
 		}
@@ -67,14 +67,14 @@ func TestBudget_LargeRequests(t *testing.T) {
 	b := &budget{}
 	b.pace.Store(newPace(access.Limits{Bytes: 1 << 20, BytesBurst: 4096}))
 	now := int64(1e15)
-	if b.due(now) > now {
+	if b.dueTime(now) > now {
 		t.Fatal("the first request waits")
 	}
-	b.bytes.take(now, b.pace.Load().bytes(2<<20))
-	if left := time.Duration(b.due(now) - now); left < 1990*time.Millisecond || left > 2*time.Second {
+	b.bytes.takeTokens(now, b.pace.Load().byteCost(2<<20))
+	if left := time.Duration(b.dueTime(now) - now); left < 1990*time.Millisecond || left > 2*time.Second {
 		t.Errorf("2 MiB at 1 MiB a second hold the next request up for %v", left)
 	}
-	if n := newPace(access.Limits{Bytes: 1}).bytes(math.MaxUint32); n < 0 {
+	if n := newPace(access.Limits{Bytes: 1}).byteCost(math.MaxUint32); n < 0 {
 		t.Errorf("4 GiB at a byte a second cost %d ns", n)
 	}
 }
@@ -103,16 +103,16 @@ func TestRules_LimitDevicesAndSessions(t *testing.T) {
 	must(t, r.server.SetLimits(1, access.Limits{Devices: 2}))
 	dev, err := two.open("a/disk", blk.ReadOnly)
 	must(t, err)
-	_, shares := r.server.shares()
+	_, shares := r.server.ruleUses()
 	if s := shares[0]; s.OpenDevices != 2 || s.OpenSessions != 2 {
 		t.Errorf("counted: %+v", s)
 	}
 	must(t, two.closeDevice(dev.DeviceID))
-	if _, shares := r.server.shares(); shares[0].OpenDevices != 1 || shares[0].OpenSessions != 1 {
+	if _, shares := r.server.ruleUses(); shares[0].OpenDevices != 1 || shares[0].OpenSessions != 1 {
 		t.Errorf("counted after a CLOSE: %+v", shares[0])
 	}
 	r.server.SetAccess(accessRules(t, access.Rule{Allow: "rw", Limits: access.Limits{Devices: 1}}), 0)
-	if _, shares := r.server.shares(); shares[0].OpenDevices != 2 || shares[0].OpenSessions != 2 {
+	if _, shares := r.server.ruleUses(); shares[0].OpenDevices != 2 || shares[0].OpenSessions != 2 {
 		t.Errorf("counted by other rules: %+v", shares[0])
 	}
 	for _, n := range []int{-1, 0, 2} {
@@ -166,7 +166,7 @@ func TestRules_LimitIOPS(t *testing.T) {
 	if took := <-done; took < 450*time.Millisecond {
 		t.Errorf("100 requests at 200 a second took %v", took)
 	}
-	_, shares := r.server.shares()
+	_, shares := r.server.ruleUses()
 	if shares[0].Waited == 0 || shares[0].Queued != 0 {
 		t.Errorf("%+v", shares[0])
 	}
@@ -198,7 +198,7 @@ func TestRules_LimitsChangeWhileRequestsWait(t *testing.T) {
 			done := make(chan time.Duration)
 			go func() { done <- reads(t, c, dev.DeviceID, 16, 4) }()
 			eventually(t, "requests wait", func() bool {
-				_, shares := r.server.shares()
+				_, shares := r.server.ruleUses()
 				return shares[0].Waited >= 4
 			})
 			lift(r)
@@ -226,7 +226,7 @@ func TestRules_LimitQueueDepth(t *testing.T) {
 	go func() { done <- reads(t, one, d1.DeviceID, 8, 8) }()
 	go func() { done <- reads(t, two, d2.DeviceID, 8, 8) }()
 	eventually(t, "the plugin has requests, and others wait", func() bool {
-		_, shares := r.server.shares()
+		_, shares := r.server.ruleUses()
 		mem.mu.Lock()
 		defer mem.mu.Unlock()
 		return shares[0].Waited >= 10 && len(mem.seen) >= 3
@@ -240,7 +240,7 @@ func TestRules_LimitQueueDepth(t *testing.T) {
 	}
 	<-done
 	<-done
-	if _, shares := r.server.shares(); shares[0].Queued != 0 {
+	if _, shares := r.server.ruleUses(); shares[0].Queued != 0 {
 		t.Errorf("%d requests are counted in plugins", shares[0].Queued)
 	}
 }
@@ -273,7 +273,7 @@ func TestRules_LimitIsFairBetweenDevices(t *testing.T) {
 			}
 		}
 	}()
-	eventually(t, "the deep device waits", func() bool { _, s := r.server.shares(); return s[0].Waited >= 8 })
+	eventually(t, "the deep device waits", func() bool { _, s := r.server.ruleUses(); return s[0].Waited >= 8 })
 	reads(t, modest, d2.DeviceID, 30, 2)
 	close(stop)
 	if n := <-ended; n > 30*5 {
@@ -290,7 +290,7 @@ func TestRules_LimitDoesNotHoldUpTheEnd(t *testing.T) {
 	must(t, c.read(dev.DeviceID, 0).Err())
 	done := make(chan blk.Errno, 1)
 	go func() { done <- c.read(dev.DeviceID, 0) }()
-	eventually(t, "the request waits", func() bool { _, s := r.server.shares(); return s[0].Waited == 1 })
+	eventually(t, "the request waits", func() bool { _, s := r.server.ruleUses(); return s[0].Waited == 1 })
 	must(t, c.closeDevice(dev.DeviceID))
 	if errno := <-done; errno != blk.OK {
 		t.Errorf("the request that waited: %v", errno)
@@ -298,22 +298,22 @@ func TestRules_LimitDoesNotHoldUpTheEnd(t *testing.T) {
 }
 
 func TestOwnersOfNames(t *testing.T) {
-	var o owners
-	must(t, o.take("web", ""))
-	must(t, o.take("web", "alice"))
-	must(t, o.take("web", "alice"))
+	var o sessionOwners
+	must(t, o.claim("web", ""))
+	must(t, o.claim("web", "alice"))
+	must(t, o.claim("web", "alice"))
 	for _, id := range []string{"bob", "", "alice2"} {
-		if err := o.take("web", id); !errors.Is(err, syscall.EACCES) {
+		if err := o.claim("web", id); !errors.Is(err, syscall.EACCES) {
 			t.Errorf("%q: %v, want EACCES", id, err)
 		}
 	}
 	// An identity that uses many names loses its own oldest, and no others'.
-	must(t, o.take("b0", "bob"))
+	must(t, o.claim("b0", "bob"))
 	for i := range maxNames {
-		must(t, o.take(string(rune('A'+i%26))+string(rune(1000+i)), "bob"))
+		must(t, o.claim(string(rune('A'+i%26))+string(rune(1000+i)), "bob"))
 	}
-	must(t, o.take("b0", "carol"))
-	if err := o.take("web", "bob"); !errors.Is(err, syscall.EACCES) {
+	must(t, o.claim("b0", "carol"))
+	if err := o.claim("web", "bob"); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("a name of another: %v, want EACCES", err)
 	}
 	if n := len(o.owner); n > maxNames+2 {
@@ -343,15 +343,15 @@ func TestIdentityFolders(t *testing.T) {
 
 func TestJail_Identity(t *testing.T) {
 	j := jail{searchPath: "/srv/%IDENTITY%/%SESSNAME%"}
-	of, err := j.of("spiffe://x/y")
+	of, err := j.jailFor("spiffe://x/y")
 	must(t, err)
-	if root := of.root("s"); root != "/srv/spiffe:%2F%2Fx%2Fy/s" {
+	if root := of.sessionRoot("s"); root != "/srv/spiffe:%2F%2Fx%2Fy/s" {
 		t.Errorf("root %s", root)
 	}
-	if _, err := j.of(""); !errors.Is(err, syscall.EACCES) {
+	if _, err := j.jailFor(""); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("no identity: %v, want EACCES", err)
 	}
-	if of, err := (jail{searchPath: "/srv"}).of("*"); err != nil || of.searchPath != "/srv" {
+	if of, err := (jail{searchPath: "/srv"}).jailFor("*"); err != nil || of.searchPath != "/srv" {
 		t.Errorf("no marker: %v, %v", of, err)
 	}
 }

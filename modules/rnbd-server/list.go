@@ -60,7 +60,7 @@ func (s *Server) onList(ctx context.Context, op *rtrs.Op, sess *session, msg rnb
 func (s *Server) listPage(ctx context.Context, sess *session, after string, size int) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.lookUpTimeout)
 	defer cancel()
-	if !s.takeLookUp(ctx, sess) {
+	if !s.acquireLookUp(ctx, sess) {
 		return nil, fmt.Errorf("other names that were asked for do not resolve: %w", syscall.EBUSY)
 	}
 	type result struct {
@@ -70,7 +70,7 @@ func (s *Server) listPage(ctx context.Context, sess *session, after string, size
 	done := make(chan result, 1)
 	go func() {
 		page, err := s.makePage(ctx, sess, after, size)
-		s.giveLookUp(sess)
+		s.releaseLookUp(sess)
 		done <- result{page, err}
 	}()
 	select {
@@ -86,11 +86,11 @@ func (s *Server) listPage(ctx context.Context, sess *session, after string, size
 func (s *Server) makePage(ctx context.Context, sess *session, after string, size int) ([]byte, error) {
 	mem := make([]byte, size)
 	page := rnbdwire.NewListPage(mem)
-	jail, err := s.jail.of(sess.identity())
+	jail, err := s.jail.jailFor(sess.provedIdentity())
 	if err != nil {
 		return nil, err
 	}
-	names, flags, err := jail.names(ctx, sess.name)
+	names, flags, err := jail.listNames(ctx, sess.name)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (s *Server) makePage(ctx context.Context, sess *session, after string, size
 		}
 		e, id := rnbdwire.ListEntry{Name: name}, nodeID{}
 		if l, ok := listed[name]; ok {
-			if s.allowed(sess, name, blk.ReadOnly) != nil {
+			if s.checkAllowed(sess, name, blk.ReadOnly) != nil {
 				continue
 			}
 			e.Sectors, id = l.size/blk.SectorSize, l.id
@@ -175,11 +175,11 @@ func (s *Server) listedNames(ctx context.Context) map[string]listedName {
 // reading allows reading.
 func (s *Server) openListed(sess *session, jail jail, name string) (*node, error) {
 	if p, _ := jail.pool(name); p == nil {
-		if err := s.allowed(sess, name, blk.ReadOnly); err != nil {
+		if err := s.checkAllowed(sess, name, blk.ReadOnly); err != nil {
 			return nil, err
 		}
 	}
-	n, err := jail.open(sess.name, name)
+	n, err := jail.openName(sess.name, name)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +227,7 @@ func (s *Server) nodeUsers() map[nodeID]*nodeUse {
 		if sess == nil {
 			continue
 		}
-		for _, m := range sess.all() {
+		for _, m := range sess.allMappings() {
 			id := m.dev.key.id
 			u := users[id]
 			if u == nil {
@@ -250,17 +250,17 @@ func (s *Server) nodeUsers() map[nodeID]*nodeUse {
 	return users
 }
 
-// names returns the names that a session can open below the search path,
+// listNames returns the names that a session can open below the search path,
 // sorted, and flags of a ListRsp. Links are listed and not followed to folders.
 // Names that begin with a dot and names that OPEN cannot take are left out.
-func (j jail) names(ctx context.Context, session string) (names []string, flags uint32, err error) {
+func (j jail) listNames(ctx context.Context, session string) (listNames []string, flags uint32, err error) {
 	if !j.filesAllowed() {
 		return nil, rnbdwire.ListUnsearched, nil
 	}
 	if session == "" && strings.Contains(j.searchPath, sessionMarker) {
 		return nil, 0, fmt.Errorf("the session has no name, and each has a folder of its own by name: %w", syscall.EINVAL)
 	}
-	root, err := os.OpenFile(j.root(session), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := os.OpenFile(j.sessionRoot(session), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, nil
 	}
@@ -268,8 +268,8 @@ func (j jail) names(ctx context.Context, session string) (names []string, flags 
 		return nil, 0, fmt.Errorf("the search path cannot be opened: %w", errnoOf(err))
 	}
 	defer root.Close()
-	w := walk{ctx: ctx, root: root, maxNames: maxListNames, maxLooked: maxListLooked}
-	w.folder("", 0)
+	w := nameWalk{ctx: ctx, root: root, maxNames: maxListNames, maxLooked: maxListLooked}
+	w.addFolder("", 0)
 	if ctx.Err() != nil {
 		return nil, 0, fmt.Errorf("it takes too long: %w", syscall.ETIMEDOUT)
 	}
@@ -280,8 +280,8 @@ func (j jail) names(ctx context.Context, session string) (names []string, flags 
 	return w.names, flags, nil
 }
 
-// walk collects the names below a folder.
-type walk struct {
+// nameWalk collects the names below a folder.
+type nameWalk struct {
 	ctx                 context.Context
 	root                *os.File
 	maxNames, maxLooked int // bounds
@@ -290,9 +290,9 @@ type walk struct {
 	cut                 bool // more names exist than the bounds allow
 }
 
-// folder adds the names in a folder. A folder that cannot be read counts as
+// addFolder adds the names in a folder. A folder that cannot be read counts as
 // empty.
-func (w *walk) folder(name string, depth int) {
+func (w *nameWalk) addFolder(name string, depth int) {
 	path := name
 	if path == "" {
 		path = "."
@@ -313,7 +313,7 @@ func (w *walk) folder(name string, depth int) {
 				w.cut = true
 				return
 			}
-			w.entry(name, e, depth)
+			w.addEntry(name, e, depth)
 		}
 		if err != nil || w.ctx.Err() != nil {
 			if err != nil && err != io.EOF {
@@ -324,8 +324,8 @@ func (w *walk) folder(name string, depth int) {
 	}
 }
 
-// entry adds one entry of a folder.
-func (w *walk) entry(folder string, e os.DirEntry, depth int) {
+// addEntry adds one entry of a folder.
+func (w *nameWalk) addEntry(folder string, e os.DirEntry, depth int) {
 	name := e.Name()
 	if strings.HasPrefix(name, ".") || strings.Contains(name, "..") {
 		return
@@ -342,7 +342,7 @@ func (w *walk) entry(folder string, e os.DirEntry, depth int) {
 			w.cut = true
 			return
 		}
-		w.folder(name, depth)
+		w.addFolder(name, depth)
 	case 0, os.ModeDevice, os.ModeSymlink:
 		w.names = append(w.names, name)
 	}

@@ -175,8 +175,8 @@ func TestE034_AListHasBounds(t *testing.T) {
 	}{{10, 10, 4, false}, {5, 10, 4, false}, {2, 10, 2, true}, {10, 3, 3, true}} {
 		root, err := os.Open(dir)
 		must(t, err)
-		w := walk{ctx: t.Context(), root: root, maxNames: c.names, maxLooked: c.looked}
-		w.folder("", 0)
+		w := nameWalk{ctx: t.Context(), root: root, maxNames: c.names, maxLooked: c.looked}
+		w.addFolder("", 0)
 		root.Close()
 		if len(w.names) > c.want || w.cut != c.cut {
 			t.Errorf("%+v: %q, cut %t", c, w.names, w.cut)
@@ -184,7 +184,7 @@ func TestE034_AListHasBounds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := (jail{searchPath: dir}).names(ctx, "s"); !errors.Is(err, syscall.ETIMEDOUT) {
+	if _, _, err := (jail{searchPath: dir}).listNames(ctx, "s"); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("without time: %v", err)
 	}
 }

@@ -32,20 +32,20 @@ type Server struct {
 	jail    jail
 	pumps   []*pumpShare
 	plugins []*ioPlugin
-	front   atomic.Pointer[front] // nil: the server does not listen
+	front   atomic.Pointer[listeners] // nil: the server does not listen
 
 	// sessions by index; pumps read it, SessionUp and SessionDown write.
 	sessions [MaxSessions]atomic.Pointer[session]
 
-	nodes   turns         // a turn for the OPENs and CLOSEs of each node
+	nodes   nodeLocks     // order the OPENs and CLOSEs of each node
 	lookUps chan struct{} // a token for each lookup of a name
 	lists   chan struct{} // a token for each LIST
 	opens   atomic.Int64  // OPENs under way
-	refused refusals
+	refused refusalCounts
 	// unknownFlags is the number of requests with flags that are not known.
 	unknownFlags atomic.Uint64
 	rules        atomic.Pointer[ruleSet]
-	owners       owners
+	owners       sessionOwners
 	sharesMu     sync.Mutex      // guards the counts of budgets, mapping.share, and the change of rules
 	quotas       sync.Mutex      // held while a volume is made or grows that counts in a quota
 	admins       context.Context // of OPENs; ends with the server
@@ -56,13 +56,13 @@ type Server struct {
 
 	incarnation incarnation
 
-	mu      sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
-	devices map[deviceKey]*device
-	guards  map[deviceKey]*guard
-	writers writers
-	usages  map[nodeID]*usage
+	mu        sync.Mutex // guards devices, guards, their users, writers, usages and forgotten
+	devices   map[deviceKey]*device
+	guards    map[deviceKey]*guard
+	writers   writerCounts
+	histories map[nodeID]*writerHistory
 	// forgotten is the time until which clients may have written to nodes
-	// without a usage.
+	// without a history.
 	forgotten int64
 
 	admin   sync.WaitGroup // requests answered off the pumps
@@ -71,14 +71,14 @@ type Server struct {
 
 	fdatasync func(fd int) error // fdatasync(2); tests have others
 
-	watchdog     *watching     // nil: HungAfter is zero
+	watchdog     *hungWatch    // nil: HungAfter is zero
 	stopWatchdog func()        // ends it and waits for its end
 	stopWatch    func()        // ends watchSizes and waits for its end
 	nodeOpened   chan struct{} // has a token when a device with a node was opened
 }
 
-// front is the transport of a server, and the places where it listens.
-type front struct {
+// listeners is the transport of a server, and the places where it listens.
+type listeners struct {
 	rtrs   *rtrs.Server
 	listen []Listen
 	bound  []string // fabric://addr:port of each listener
@@ -88,7 +88,7 @@ type front struct {
 type pumpShare struct {
 	pump   *pump.Pump
 	poller *rtrs.Poller
-	pacer  *pacer
+	pacer  *pumpTimer
 	// Read by the watchdog. The requests that have begun and those that have ended are as
 	// many while none is in flight.
 	failed       watchdog.Recent[*device]
@@ -115,16 +115,16 @@ type session struct {
 	// at a time: RTRS claims it before it delivers the request.
 	reqs []request
 	// lanes[queue] is this session's share of an ioQueue; owned by its pump.
-	lanes []lane
+	lanes []sessionLane
 
 	// table[id] is the mapping with that device id; nil: unknown. It is
 	// copied on write. Pumps read it.
 	table atomic.Pointer[[]*mapping]
 
-	mu    sync.Mutex // guards the changes of table and attached, and news
-	inbox inbox
+	mu     sync.Mutex // guards the changes of table and attached, and events
+	events eventQueue
 
-	// rulesMu makes it one step to judge a joining path and to admit it.
+	// rulesMu makes it one step to check a joining path and to admit it.
 	rulesMu  sync.Mutex
 	admitted int // id of the path that was admitted last; guarded by rulesMu
 
@@ -142,20 +142,20 @@ type session struct {
 	writer  atomic.Uint64 // number by which the client identifies itself; 0: none yet
 	lookUps chan struct{} // a token for each lookup of a name
 	listing atomic.Bool   // a LIST is under way
-	reasons reasons       // of OPENs that were refused
+	reasons openReasons   // of OPENs that were refused
 }
 
-// inbox has the news of one session. session.mu guards it.
-type inbox struct {
-	last    uint64        // number of the latest news
+// eventQueue has the events of one session. session.mu guards it.
+type eventQueue struct {
+	last    uint64        // number of the latest event
 	drain   uint64        // number of EventDrain; 0: none
 	leave   uint64        // number of EventHandOver; 0: none
 	grace   time.Duration // in it
 	holds   bool          // the client holds its requests back
-	listens bool          // the client has asked for news
+	listens bool          // the client has asked for events
 	heard   chan struct{} // not nil: closed with the next EVENT, and with the session
 	waiting *rtrs.Op      // its parked EVENT; nil: none
-	seen    uint64        // number of the last news that the client has seen
+	seen    uint64        // number of the last event that the client has seen
 }
 
 // mapping is a device opened by one session.
@@ -174,59 +174,59 @@ type mapping struct {
 	private  bool                   // a publication of the volume allows it; the rules do not apply
 	budget   atomic.Pointer[budget] // of its rule; nil: nothing holds up its requests
 	share    *budget                // where it is counted; guarded by Server.sharesMu
-	flows    []flow                 // by pump
-	news     news                   // guarded by session.mu
+	flows    []mappingFlow          // by pump
+	event    mappingEvent           // guarded by session.mu
 
-	asking atomic.Pointer[asking] // an EXTENTS under way; nil: none
+	asking atomic.Pointer[extentsCall] // an EXTENTS under way; nil: none
 
-	usage       *usage       // of the node; nil: opened read-only
-	writer      uint64       // number of the client
-	named       bool         // the client has sent its number
-	wroteBefore atomic.Int64 // time until which writes stored no time in flows; 0: they all did
-	refusals    atomic.Int64 // repetitions refused
+	writers     *writerHistory // of the node; nil: opened read-only
+	writer      uint64         // number of the client
+	named       bool           // the client has sent its number
+	wroteBefore atomic.Int64   // time until which writes stored no time in flows; 0: they all did
+	refusals    atomic.Int64   // repetitions refused
 	// told is the last flushError that the mapping was answered with, known the last that
 	// the client is sure to know. See flusherrors.go.
-	told, known atomic.Uint64
-	sharing     uint64      // number of the news that others may write; guarded by session.mu
-	cut         atomic.Bool // outlive runs: the session has lost its paths with requests in flight
+	told, known  atomic.Uint64
+	writerNotice uint64      // number of the event that others may write; guarded by session.mu
+	cut          atomic.Bool // outlive runs: the session has lost its paths with requests in flight
 }
 
-// asking is an EXTENTS under way.
-type asking struct {
+// extentsCall is an EXTENTS under way.
+type extentsCall struct {
 	cancel context.CancelFunc
 	ended  chan struct{} // closed at its end
 }
 
-// news is the latest news about one mapping. session.mu guards it.
-type news struct {
+// mappingEvent is the latest event of one mapping. session.mu guards it.
+type mappingEvent struct {
 	number uint64 // 0: none
 	kind   rnbdwire.EventKind
 }
 
-// usage is the record of the writers of one node. Times are latency.Now.
+// writerHistory is the record of the writers of one node. Times are latency.Now.
 //
 // Writes store a time in their flow only while two mappings may write, and for a while afterwards.
 // The order matters: a write stores its time, then reads repeats; a repetition increments repeats,
 // then reads the times of others. So one of them sees the other. At its end a write stores its time
 // before it leaves flow.inflight, and a repetition reads inflight before the time.
-type usage struct {
+type writerHistory struct {
 	shared  atomic.Bool  // two mappings may write, or could until lately
 	repeats atomic.Int32 // repetitions in flight, and mappings without a path that have requests in flight
 	flushes flushErrors
 	losses  atomic.Uint64 // flushErrors that came with no answer of a plugin
 
-	mu      sync.Mutex  // taken after all other locks
-	writers []*mapping  // mappings that may write
-	by      uint64      // writer of those
-	held    []func()    // functions that continue the writes waiting for the end of repetitions
-	gone    departures  // mappings that were closed
-	calm    *time.Timer // runs relax; nil before the first departure
+	mu      sync.Mutex      // taken after all other locks
+	writers []*mapping      // mappings that may write
+	by      uint64          // writer of those
+	held    []func()        // functions that continue the writes waiting for the end of repetitions
+	gone    departedWriters // mappings that were closed
+	calm    *time.Timer     // runs stopTiming; nil before the first mapping is closed
 	// lossText is the last of losses in words.
 	lossText string
 }
 
-// departures are the times of the last writes of mappings that were closed.
-type departures struct {
+// departedWriters has the times of the last writes of closed mappings.
+type departedWriters struct {
 	latest uint64 // the writer that wrote last
 	at     int64  // its last write, or its close; 0: there is none
 	others int64  // the same of the others
@@ -247,24 +247,24 @@ type device struct {
 	limits   atomic.Pointer[blk.Limits]
 
 	word    atomic.Uint32 // a devState; changed by move, read by pumps
-	why     failure       // when failing or failed; guarded by plugin.mu
+	why     failureReason // when failing or failed; guarded by plugin.mu
 	openErr string        // of failedOpen and failedChanged; guarded by plugin.mu
 	told    bool          // clients know that it has failed; guarded by plugin.mu
 	guard   *guard        // present while there are users
 	retired atomic.Int64  // requests of lost paths that have not ended; counted by pumps
 	users   int           // guarded by Server.mu
 
-	extentsTurn chan struct{} // has a token while the plugin is asked for extents
-	hangs       atomic.Bool   // the plugin may be at an earlier question still
+	extentsToken chan struct{} // has a token while the plugin is asked for extents
+	hangs        atomic.Bool   // the plugin may be at an earlier question still
 
-	looking  atomic.Bool // watch is at work
+	watching atomic.Bool // watch is at work
 	sizeMu   sync.Mutex  // one call to the plugin about the size at a time
 	nodeSize uint64      // size of the node in bytes, when last checked; guarded by sizeMu
 	untaken  uint64      // such a size that the plugin did not take, when last logged; guarded by sizeMu
 
-	latency  []stages            // by pump; only that pump writes
+	latency  []pumpLatencies     // by pump; only that pump writes
 	failures []watchdog.Failures // likewise
-	loads    []load              // by pump
+	loads    []pumpLoad          // by pump
 }
 
 // deviceKey identifies a device: openings with the same key share it. A
@@ -275,50 +275,50 @@ type deviceKey struct {
 	readOnly bool
 }
 
-// stages are the latencies of a device's requests on one pump.
-type stages struct {
+// pumpLatencies are the latencies of a device's requests on one pump.
+type pumpLatencies struct {
 	queue  latency.Ops // from the client's request to the plugin's ring
 	plugin latency.Ops // from there to the plugin's completion
 }
 
-// failure is the reason why a device is failing or failed.
-type failure uint8
+// failureReason is the reason why a device is failing or failed.
+type failureReason uint8
 
 const (
-	failedLost    failure = iota // the plugin loses acknowledged writes; for good
-	failedShrunk                 // requests may lie beyond its end; for good
-	failedChanged                // another volume, or limits that users do not know; for good
-	failedPlugin                 // the plugin is given up; until it is reset
-	failedOpen                   // it does not open again; tries continue
+	failedLost    failureReason = iota // the plugin loses acknowledged writes; for good
+	failedShrunk                       // requests may lie beyond its end; for good
+	failedChanged                      // another volume, or limits that users do not know; for good
+	failedPlugin                       // the plugin is given up; until it is reset
+	failedOpen                         // it does not open again; tries continue
 )
 
-// flow is the I/O of one mapping on one pump. Only that pump writes it.
-type flow struct {
+// mappingFlow is the I/O of one mapping on one pump. Only that pump writes it.
+type mappingFlow struct {
 	inflight atomic.Int64
 	rx, tx   tally.Count  // sectors of 512 bytes: written by the client, read by the client
-	wroteAt  atomic.Int64 // see usage
+	wroteAt  atomic.Int64 // see writerHistory
 
-	lane       *lane
-	load       *load
-	next       *flow // in the lane
-	head, tail int32 // chunks of the requests that wait; -1: none
-	sent       int32 // requests in the plugin
-	listed     bool  // in the lane
+	lane       *sessionLane
+	load       *pumpLoad
+	next       *mappingFlow // in the lane
+	head, tail int32        // chunks of the requests that wait; -1: none
+	sent       int32        // requests in the plugin
+	listed     bool         // in the lane
 }
 
-// load counts the requests of one device in the plugin on one pump.
-type load struct {
+// pumpLoad counts the requests of one device in the plugin on one pump.
+type pumpLoad struct {
 	sent int32
 	_    [60]byte // padding to a cache line
 }
 
-// lane is the share of one session in one ioQueue.
-type lane struct {
+// sessionLane is the share of one session in one ioQueue.
+type sessionLane struct {
 	s           *session
-	first, last *flow // flows with waiting requests, in turn
-	sent        int32 // requests in the plugin
-	active      int32 // flows with requests that wait or are in the plugin
-	listed      bool  // in ioQueue.waiting
+	first, last *mappingFlow // flows with waiting requests, in turn
+	sent        int32        // requests in the plugin
+	active      int32        // flows with requests that wait or are in the plugin
+	listed      bool         // in ioQueue.waiting
 }
 
 // request is the state of the I/O in one chunk.
@@ -335,7 +335,7 @@ type request struct {
 	// has succeeded.
 	preflush bool
 	// repeats reports that the write was sent before and counts in
-	// usage.repeats.
+	// writerHistory.repeats.
 	repeats bool
 	// number is the number of the write. done is the number of the last write
 	// in this chunk that a plugin has finished, and doneErrno its result. 0
@@ -355,7 +355,7 @@ type request struct {
 	// that at which the plugin was first asked; 0: not yet.
 	arrived, sent int64
 	budget        *budget // that counts the request in its queue depth; nil: none
-	// owner is the queue that has the request, as ioQueue.owner; 0: none.
+	// owner is the queue that has the request, as ioQueue.ownerNumber; 0: none.
 	// Only that queue's pump uses the rest of the struct. owner is atomic,
 	// because a pump reads it of requests of other pumps when it looks for
 	// its own.
@@ -386,10 +386,10 @@ type ioQueue struct {
 	// sharedUntil is the end of the time in which sessions count as sharing the
 	// queue, modestUntil that in which one of them counts as modest. Times are
 	// those of the pump's clock.
-	last                                  *lane
+	last                                  *sessionLane
 	now, lastAt, sharedUntil, modestUntil time.Duration
 	// waiting are the lanes with a backlog, served round-robin from turn.
-	waiting []*lane
+	waiting []*sessionLane
 	turn    int
 	cqes    [64]shm.CQE
 }
@@ -398,10 +398,10 @@ type ioQueue struct {
 // memory it is shown. supervise keeps its process running.
 //
 // Locks of the package are taken in this order: device.sizeMu, session.arenaMu,
-// session.mu, ioPlugin.mu, Server.mu, turns.mu. None is held during a system
+// session.mu, ioPlugin.mu, Server.mu, nodeLocks.mu. None is held during a system
 // call on a name that a client chose. ioPlugin.mu and Server.mu are held for a
 // few lines at a time, never during a call to a plugin or to a pump, and never
-// one inside the other. A node's turn is taken before all of them. session.rulesMu
+// one inside the other. A nodeLock is taken before all of them. session.rulesMu
 // is taken inside none of them, and none inside it.
 type ioPlugin struct {
 	server *Server
@@ -419,18 +419,18 @@ type ioPlugin struct {
 	mu      sync.Mutex          // guards the rest, and the states of devices
 	in      *supervise.Instance // the process that serves; nil: none
 	dead    *supervise.Instance // the last process that has ended
-	indices indices
+	indices indexAllocator
 	devices map[uint32]*device
 	// shown has the sessions with an arena that every new process is shown.
-	shown map[*session]*showing
+	shown map[*session]*arenaShow
 	// mappings is how many the sessions have, leaving is closed when the process has let go
 	// of the arena of a session that has none left.
 	mappings map[*session]int
 	leaving  map[*session]chan struct{}
 }
 
-// showing is the state of a session's arena in a process of a plugin.
-type showing struct {
+// arenaShow is the state of a session's arena in a process of a plugin.
+type arenaShow struct {
 	in   *supervise.Instance // nil: no process has it
 	done chan struct{}       // closed when in has answered
 	err  error               // of the answer; read after done
@@ -438,9 +438,9 @@ type showing struct {
 
 // budget is the common share of all clients of a rule.
 type budget struct {
-	pace   atomic.Pointer[pace]
-	ops    bucket
-	bytes  bucket
+	pace   atomic.Pointer[rateLimits]
+	ops    tokenBucket
+	bytes  tokenBucket
 	queued atomic.Int64  // requests in plugins
 	waited atomic.Uint64 // requests that had to wait
 
@@ -455,35 +455,35 @@ type ruleSet struct {
 	budgets []*budget // by rule
 }
 
-// refusals counts the refusals by Config's limits.
-type refusals struct{ opens, devices atomic.Uint64 }
+// refusalCounts counts the refusals by Config's limits.
+type refusalCounts struct{ opens, devices atomic.Uint64 }
 
-// turns order the OPENs and CLOSEs of one node one after another. Those of
-// different nodes run at the same time. A turn is held during calls to the
+// nodeLocks order the OPENs and CLOSEs of one node one after another. Those of
+// different nodes run at the same time. A nodeLock is held during calls to the
 // plugin. It is not a mutex, because it concerns one node and waiters may give
 // up.
-type turns struct {
+type nodeLocks struct {
 	mu    sync.Mutex
-	nodes map[nodeID]*turn
+	nodes map[nodeID]*nodeLock
 }
 
-// turn is the turn of one node.
-type turn struct {
-	of    *turns
+// nodeLock orders the OPENs and CLOSEs of one node.
+type nodeLock struct {
+	of    *nodeLocks
 	id    nodeID
-	users int           // callers that have it or wait for it; guarded by turns.mu
+	users int           // callers that have it or wait for it; guarded by nodeLocks.mu
 	free  chan struct{} // holds one token while no caller has it
 }
 
-// watching is the watchdog of a server.
-type watching struct {
+// hungWatch is the watchdog of a server.
+type hungWatch struct {
 	server   *Server
 	reporter *watchdog.Reporter
-	looks    []*look // by pump
+	looks    []*pumpScan // by pump
 }
 
-// look is the look of one pump. The pump owns found until it sets done.
-type look struct {
+// pumpScan is the scan of one pump. The pump owns found until it sets done.
+type pumpScan struct {
 	server  *Server
 	pump    int
 	done    atomic.Bool

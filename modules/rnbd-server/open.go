@@ -13,9 +13,9 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// resolve returns node and plugin for name. It may wait for the file system, as
+// resolveName returns node and plugin for name. It may wait for the file system, as
 // lookUp does.
-func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string) (*node, *ioPlugin, error) {
+func (s *Server) resolveName(ctx context.Context, sess *session, name, ioMode string) (*node, *ioPlugin, error) {
 	p, err := s.choosePlugin(ctx, name, ioMode)
 	var info plugin.Info
 	if err == nil && p != nil {
@@ -54,16 +54,16 @@ func (s *Server) resolve(ctx context.Context, sess *session, name, ioMode string
 // the same time.
 func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode string, mode blk.AccessMode) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
-	if err := s.admissible(ctx, sess, name, mode); err != nil {
+	if err := s.checkEarly(ctx, sess, name, mode); err != nil {
 		return fail(err)
 	}
 	if m, err := sess.openedBefore(ctx, name, ioMode); m != nil || err != nil {
 		return m, err
 	}
-	if err := s.roomFor(len(sess.mappings())); err != nil {
+	if err := s.roomFor(len(sess.openMappings())); err != nil {
 		return fail(err)
 	}
-	n, p, err := s.resolve(ctx, sess, name, ioMode)
+	n, p, err := s.resolveName(ctx, sess, name, ioMode)
 	if err != nil {
 		return nil, s.hideVolume(sess, name, mode, err)
 	}
@@ -75,13 +75,13 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		n.close()
 		return fail(err)
 	}
-	turn, err := s.nodes.take(ctx, n.id)
+	turn, err := s.nodes.Lock(ctx, n.id)
 	if err != nil {
 		n.close()
 		return fail(fmt.Errorf("another OPEN or CLOSE of the device does not end: %w", syscall.EBUSY))
 	}
-	defer turn.give()
-	if m, err := sess.opened(name, ioMode); m != nil || err != nil { // by an OPEN that had the turn before
+	defer turn.Unlock()
+	if m, err := sess.openMapping(name, ioMode); m != nil || err != nil { // by an OPEN that had the lock before
 		n.close()
 		return m, err
 	}
@@ -90,26 +90,26 @@ func (s *Server) openMapping(ctx context.Context, sess *session, name, ioMode st
 		return fail(err)
 	}
 	id, private := n.id, n.meta.Private
-	dev, err := s.acquire(ctx, n, p, ioMode != "", name, mode)
+	dev, err := s.acquireDevice(ctx, n, p, ioMode != "", name, mode)
 	if err != nil {
 		s.releaseWriter(id, mode)
 		return nil, err
 	}
 	m := sess.newMapping(dev, name, mode)
-	m.identity, m.private = sess.identity(), private
+	m.identity, m.private = sess.provedIdentity(), private
 	if err := s.addMapping(ctx, sess, m, id); err != nil {
-		s.drop(dev)
+		s.releaseDevice(dev)
 		s.releaseWriter(id, mode)
 		return fail(err)
 	}
 	s.log.Info("device opened", "session", sess.name, "device", name, "path", dev.path, "id", m.id, "mode", mode.String(), "plugin", p.cfg.Name)
-	m.record("", "open", mode.String())
+	m.recordAudit("", "open", mode.String())
 	return m, nil
 }
 
-// admissible checks what can be known before the device is looked up. A mapping of the
+// checkEarly checks what can be known before the device is looked up. A mapping of the
 // session whose device has failed for good is closed, so that it is opened again.
-func (s *Server) admissible(ctx context.Context, sess *session, name string, mode blk.AccessMode) error {
+func (s *Server) checkEarly(ctx context.Context, sess *session, name string, mode blk.AccessMode) error {
 	if mode > blk.Migration {
 		return fmt.Errorf("access mode %d is unknown: %w", mode, syscall.EINVAL)
 	}
@@ -117,7 +117,7 @@ func (s *Server) admissible(ctx context.Context, sess *session, name string, mod
 		return err
 	}
 	if p, _ := s.jail.pool(name); p == nil { // of a volume judgeNode asks
-		if err := s.allowed(sess, name, mode); err != nil {
+		if err := s.checkAllowed(sess, name, mode); err != nil {
 			return err
 		}
 	}
@@ -128,18 +128,18 @@ func (s *Server) admissible(ctx context.Context, sess *session, name string, mod
 // device's node, for the record of writers.
 func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id nodeID) error {
 	if m.mode != blk.ReadOnly {
-		m.usage = s.usageOf(id)
-		m.usage.add(m)
+		m.writers = s.historyOf(id)
+		m.writers.addWriter(m)
 		m.joinFlushes()
 	}
 	err := m.dev.plugin.attachSession(ctx, sess)
 	if err == nil {
-		if err = sess.add(m, s.roomFor); err != nil {
+		if err = sess.addMapping(m, s.roomFor); err != nil {
 			m.dev.plugin.leaveSession(sess)
 		}
 	}
-	if err != nil && m.usage != nil {
-		m.usage.remove(m, false)
+	if err != nil && m.writers != nil {
+		m.writers.removeWriter(m, false)
 	}
 	return err
 }
@@ -149,14 +149,14 @@ func (s *Server) addMapping(ctx context.Context, sess *session, m *mapping, id n
 // for the next process. The error is EIO if the plugin is given up.
 func (s *Server) closeLost(ctx context.Context, sess *session, name string) error {
 	m := sess.byName(name)
-	if m == nil || !m.dev.lost() {
+	if m == nil || !m.dev.isLost() {
 		return nil
 	}
 	if _, err := m.dev.plugin.sup.Await(ctx); err != nil {
-		return fmt.Errorf("%s: %w", m.dev.state(), err)
+		return fmt.Errorf("%s: %w", m.dev.stateText(), err)
 	}
-	if m.inflight() > 0 {
-		return fmt.Errorf("%s, and its last requests have not ended: %w", m.dev.state(), syscall.EBUSY)
+	if m.inFlight() > 0 {
+		return fmt.Errorf("%s, and its last requests have not ended: %w", m.dev.stateText(), syscall.EBUSY)
 	}
 	s.closeMapping(m, false)
 	return nil
@@ -167,21 +167,21 @@ func (s *Server) closeLost(ctx context.Context, sess *session, name string) erro
 // would overwrite the writes that follow the OPEN.
 func (s *session) openedBefore(ctx context.Context, name, ioMode string) (*mapping, error) {
 	for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
-		m, err := s.opened(name, ioMode)
-		if m == nil || err != nil || m.inflight() == 0 {
+		m, err := s.openMapping(name, ioMode)
+		if m == nil || err != nil || m.inFlight() == 0 {
 			return m, err
 		}
-		if !sleep(ctx, pause) {
-			return nil, fmt.Errorf("open %q: it is open, and %d of its requests do not end: %w", name, m.inflight(), syscall.EBUSY)
+		if !sleepFor(ctx, pause) {
+			return nil, fmt.Errorf("open %q: it is open, and %d of its requests do not end: %w", name, m.inFlight(), syscall.EBUSY)
 		}
 	}
 }
 
-// opened returns the session's mapping of name, nil if there is none. ioMode is
+// openMapping returns the session's mapping of name, nil if there is none. ioMode is
 // as in openMapping.
-func (s *session) opened(name, ioMode string) (*mapping, error) {
+func (s *session) openMapping(name, ioMode string) (*mapping, error) {
 	fail := func(err error) (*mapping, error) { return nil, fmt.Errorf("open %q: %w", name, err) }
-	if err := s.gone(); err != nil {
+	if err := s.checkAlive(); err != nil {
 		return fail(err)
 	}
 	m := s.byName(name)
@@ -191,40 +191,40 @@ func (s *session) opened(name, ioMode string) (*mapping, error) {
 	case ioMode != "" && m.dev.plugin.cfg.Name != ioMode:
 		return fail(fmt.Errorf("it is open with io mode %s: %w", m.dev.plugin.cfg.Name, syscall.EBUSY))
 	}
-	if err := m.dev.busy(); err != nil {
+	if err := m.dev.checkIdle(); err != nil {
 		return fail(err)
 	}
 	return m, nil
 }
 
 // admitWriter counts one more mapping of a node, unless another mapping or
-// requests of a lost path forbid it. The caller has the node's turn.
+// requests of a lost path forbid it. The caller holds the nodeLock.
 func (s *Server) admitWriter(id nodeID, mode blk.AccessMode) error {
 	if err := s.nodeBusy(id); err != nil {
 		return err
 	}
-	if err := s.fenced(id, mode); err != nil {
+	if err := s.checkWriterFence(id, mode); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.writers.take(id, mode)
+	return s.writers.admit(id, mode)
 }
 
-// fenced returns EBUSY for a second writer while the first one has lost its paths and
+// checkWriterFence returns EBUSY for a second writer while the first one has lost its paths and
 // has requests in flight: these could land on later writes.
-func (s *Server) fenced(id nodeID, mode blk.AccessMode) error {
+func (s *Server) checkWriterFence(id nodeID, mode blk.AccessMode) error {
 	if mode != blk.Migration {
 		return nil // refused beside another writer
 	}
 	s.mu.Lock()
-	u := s.usages[id]
+	u := s.histories[id]
 	s.mu.Unlock()
 	if u == nil {
 		return nil
 	}
-	if m := u.unfenced(); m != nil {
-		return fmt.Errorf("session %q has lost its paths, and %d of its requests have not ended: %w", m.session.name, m.inflight(), syscall.EBUSY)
+	if m := u.unfencedWriter(); m != nil {
+		return fmt.Errorf("session %q has lost its paths, and %d of its requests have not ended: %w", m.session.name, m.inFlight(), syscall.EBUSY)
 	}
 	return nil
 }
@@ -232,8 +232,8 @@ func (s *Server) fenced(id nodeID, mode blk.AccessMode) error {
 // awaitFence waits until fenced has no error, or until the device is stuck.
 func (s *Server) awaitFence(ctx context.Context, id nodeID, mode blk.AccessMode) error {
 	for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
-		err := s.fenced(id, mode)
-		if err == nil || s.nodeBusy(id) != nil || !sleep(ctx, pause) {
+		err := s.checkWriterFence(id, mode)
+		if err == nil || s.nodeBusy(id) != nil || !sleepFor(ctx, pause) {
 			return err
 		}
 	}
@@ -242,7 +242,7 @@ func (s *Server) awaitFence(ctx context.Context, id nodeID, mode blk.AccessMode)
 func (s *Server) releaseWriter(id nodeID, mode blk.AccessMode) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.writers.give(id, mode)
+	s.writers.release(id, mode)
 }
 
 // closeMapping implements CLOSE: new requests fail, requests in flight end, an EXTENTS
@@ -254,29 +254,29 @@ func (s *Server) closeMapping(m *mapping, keepID bool) {
 	m.endExtents()
 	s.awaitIdle(m)
 	id := m.dev.key.id
-	turn, _ := s.nodes.take(context.Background(), id)
-	defer turn.give()
+	turn, _ := s.nodes.Lock(context.Background(), id)
+	defer turn.Unlock()
 	if !keepID {
 		m.session.mu.Lock()
-		m.session.release(m)
+		m.session.releaseID(m)
 		m.session.mu.Unlock()
 	}
-	if m.usage != nil {
-		m.usage.remove(m, true)
+	if m.writers != nil {
+		m.writers.removeWriter(m, true)
 	}
 	s.giveShare(m)
-	s.drop(m.dev)
+	s.releaseDevice(m.dev)
 	m.dev.plugin.leaveSession(m.session)
 	s.releaseWriter(id, m.mode)
 	m.released.Store(true)
 	s.log.Info("device closed", "session", m.session.name, "device", m.name, "id", m.id)
-	m.record("open", "closed", "")
+	m.recordAudit("open", "closed", "")
 }
 
 // awaitIdle returns when m has no request in flight, or when no plugin is left
 // to end them.
 func (s *Server) awaitIdle(m *mapping) {
-	for pause := 200 * time.Microsecond; m.inflight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
+	for pause := 200 * time.Microsecond; m.inFlight() > 0 && !s.stopped.Load(); pause = min(2*pause, 10*time.Millisecond) {
 		time.Sleep(pause)
 	}
 }
@@ -285,5 +285,5 @@ func (s *Server) awaitIdle(m *mapping) {
 func (s *Server) forceClose(m *mapping, why string) {
 	s.auditForcedClose(m, why)
 	s.closeMapping(m, true)
-	s.tell(m, rnbdwire.EventRemoved)
+	s.notify(m, rnbdwire.EventRemoved)
 }

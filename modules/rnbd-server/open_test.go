@@ -102,7 +102,7 @@ func hungNames(t *testing.T) (r *rig, answer func()) {
 			if strings.HasPrefix(name, "hung/") {
 				<-gate
 			}
-			return j.open(session, name)
+			return j.openName(session, name)
 		}
 	}), answer
 }

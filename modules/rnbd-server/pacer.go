@@ -12,8 +12,8 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/latency"
 )
 
-// pacer belongs to the owner of its pump.
-type pacer struct {
+// pumpTimer belongs to the owner of its pump.
+type pumpTimer struct {
 	fd    int   // timerfd; -1: the pump is virtual, and looks often enough
 	next  int64 // when to look again, on the clock of package latency; 0: never
 	runs  bool  // the timer is set
@@ -21,8 +21,8 @@ type pacer struct {
 	buf   [8]byte
 }
 
-func newPacer(virtual bool) (*pacer, error) {
-	p := &pacer{fd: -1}
+func newPacer(virtual bool) (*pumpTimer, error) {
+	p := &pumpTimer{fd: -1}
 	if virtual {
 		return p, nil
 	}
@@ -33,14 +33,14 @@ func newPacer(virtual bool) (*pacer, error) {
 	return p, nil
 }
 
-func (p *pacer) close() {
+func (p *pumpTimer) close() {
 	if p.fd >= 0 {
 		_ = unix.Close(p.fd)
 	}
 }
 
 // wakeAt asks for a turn of the pump at a time.
-func (p *pacer) wakeAt(at int64) {
+func (p *pumpTimer) wakeAt(at int64) {
 	if p.next == 0 || at < p.next {
 		p.next = at
 	}
@@ -48,7 +48,7 @@ func (p *pacer) wakeAt(at int64) {
 
 // Poll counts as work when the time has come: the queues look at their waiting
 // requests in this turn or in the next one.
-func (p *pacer) Poll() int {
+func (p *pumpTimer) Poll() int {
 	if p.next == 0 || latency.Now() < p.next {
 		return 0
 	}
@@ -56,7 +56,7 @@ func (p *pacer) Poll() int {
 	return 1
 }
 
-func (p *pacer) Arm() bool {
+func (p *pumpTimer) Arm() bool {
 	if p.next == 0 || p.fd < 0 {
 		return true
 	}
@@ -65,23 +65,23 @@ func (p *pacer) Arm() bool {
 		return false
 	}
 	p.runs = true
-	p.set(left)
+	p.setTimer(left)
 	return true
 }
 
-func (p *pacer) Disarm() {
+func (p *pumpTimer) Disarm() {
 	if !p.runs {
 		return
 	}
 	p.runs = false
-	p.set(0)
+	p.setTimer(0)
 	_, _ = unix.Read(p.fd, p.buf[:])
 }
 
-// set lets the timer fire in some ns, or never for 0.
-func (p *pacer) set(ns int64) {
+// setTimer lets the timer fire in some ns, or never for 0.
+func (p *pumpTimer) setTimer(ns int64) {
 	p.timer.Value = unix.NsecToTimespec(ns)
 	_ = unix.TimerfdSettime(p.fd, 0, &p.timer, nil)
 }
 
-func (p *pacer) FD() int { return p.fd }
+func (p *pumpTimer) FD() int { return p.fd }

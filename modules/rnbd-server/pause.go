@@ -16,18 +16,18 @@ import (
 // not end before ctx does.
 func (p *ioPlugin) pause(ctx context.Context, d *device) error {
 	p.mu.Lock()
-	ok := d.now() == devOpen && d.move(devPaused)
+	ok := d.currentState() == devOpen && d.setState(devPaused)
 	p.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%s is %s: %w", d.path, d.state(), syscall.EBUSY)
+		return fmt.Errorf("%s is %s: %w", d.path, d.stateText(), syscall.EBUSY)
 	}
 	for pause := 200 * time.Microsecond; p.sent(d) > 0; pause = min(2*pause, 10*time.Millisecond) {
-		if !sleep(ctx, pause) {
+		if !sleepFor(ctx, pause) {
 			_ = p.resume(d) // the error of a plugin that ended is not the reason
 			return fmt.Errorf("requests of %s do not end: %w", d.path, syscall.ETIMEDOUT)
 		}
 	}
-	if d.now() != devPaused { // what a dead plugin had is not counted
+	if d.currentState() != devPaused { // what a dead plugin had is not counted
 		return p.resume(d)
 	}
 	return nil
@@ -44,10 +44,10 @@ func (p *ioPlugin) sent(d *device) (n int32) {
 // resume ends a pause. EBUSY: the pause has ended before, with the plugin.
 func (p *ioPlugin) resume(d *device) error {
 	p.mu.Lock()
-	paused := d.now() == devPaused && d.move(devOpen)
+	paused := d.currentState() == devPaused && d.setState(devOpen)
 	p.mu.Unlock()
 	if !paused {
-		return fmt.Errorf("%s is %s: its plugin ended while it was copied: %w", d.path, d.state(), syscall.EBUSY)
+		return fmt.Errorf("%s is %s: its plugin ended while it was copied: %w", d.path, d.stateText(), syscall.EBUSY)
 	}
 	p.unpark(d)
 	return nil

@@ -17,44 +17,44 @@ import (
 // callTimeout bounds control calls to a plugin that do no I/O.
 const callTimeout = 10 * time.Second
 
-// open opens d in the running process. During a restart it waits for the next one.
-func (p *ioPlugin) open(ctx context.Context, d *device) error {
+// openDevice opens d in the running process. During a restart it waits for the next one.
+func (p *ioPlugin) openDevice(ctx context.Context, d *device) error {
 	in, err := p.sup.Await(ctx)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
-	d.index, err = p.indices.take(in.Generation)
+	d.index, err = p.indices.alloc(in.Generation)
 	p.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
-	opened, err := in.OpenStorage(ctx, d.request(in.Generation))
+	opened, err := in.OpenStorage(ctx, d.openRequest(in.Generation))
 	if err == nil {
 		p.server.noteWriter(d, &opened)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		p.indices.give(d.index)
+		p.indices.free(d.index)
 		if ctx.Err() != nil { // the process may open it later
-			p.indices.spoil(d.index, in.Generation)
+			p.indices.reserveUntil(d.index, in.Generation)
 		}
 		return fmt.Errorf("open %q in plugin %s: %w", d.name, p.cfg.Name, err)
 	}
 	if p.in != in {
-		p.indices.give(d.index)
+		p.indices.free(d.index)
 		return fmt.Errorf("open %q: plugin %s died meanwhile: %w", d.name, p.cfg.Name, syscall.EBUSY)
 	}
 	d.limits.Store(&opened.Limits)
-	d.verifier.Store(uint64(p.verifier(in.Generation, &opened)))
+	d.verifier.Store(uint64(p.verifierOf(in.Generation, &opened)))
 	p.devices[d.index] = d
-	d.move(devOpen)
+	d.setState(devOpen)
 	return nil
 }
 
-func (d *device) request(generation uint32) plugin.OpenRequest {
-	mode := d.mode()
+func (d *device) openRequest(generation uint32) plugin.OpenRequest {
+	mode := d.widestAccess()
 	return plugin.OpenRequest{
 		Device: d.index, Name: d.name, File: d.file, Mode: mode,
 		ReadOnly: d.key.readOnly, Generation: generation,
@@ -67,8 +67,8 @@ func (d *device) request(generation uint32) plugin.OpenRequest {
 func (p *ioPlugin) close(d *device) {
 	p.mu.Lock()
 	delete(p.devices, d.index)
-	was, in := d.now(), p.in
-	d.move(devClosed)
+	was, in := d.currentState(), p.in
+	d.setState(devClosed)
 	p.mu.Unlock()
 	closed := in == nil
 	if in != nil && was == devOpen {
@@ -79,9 +79,9 @@ func (p *ioPlugin) close(d *device) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.indices.give(d.index)
+	p.indices.free(d.index)
 	if !closed {
-		p.indices.spoil(d.index, in.Generation)
+		p.indices.reserveUntil(d.index, in.Generation)
 	}
 }
 
@@ -118,9 +118,9 @@ func (p *ioPlugin) closeDisk(in *supervise.Instance, d *device) error {
 	return err
 }
 
-// passing reports whether an error of OpenDisk or ResizeDisk is temporary: the fence, a
+// isTransient reports whether an error of OpenDisk or ResizeDisk is temporary: the fence, a
 // disk that does not answer, or a lack of resources.
-func passing(err error) bool {
+func isTransient(err error) bool {
 	for _, e := range []error{context.DeadlineExceeded, syscall.EBUSY, syscall.EAGAIN, syscall.EINTR, syscall.ENOMEM, syscall.ENFILE, syscall.EMFILE, syscall.ETIMEDOUT} {
 		if errors.Is(err, e) {
 			return true

@@ -47,7 +47,7 @@ func TestPluginIsSilentAtTheStart(t *testing.T) {
 	if _, err := i.open("vol", blk.ReadWrite); err != nil {
 		t.Errorf("open: %v", err)
 	}
-	list := r.server.conditions(nil)
+	list := r.server.listConditions(nil)
 	for _, p := range r.server.plugins {
 		if d := p.describe(); d.Name == "other" && d.State != "restarting" || d.Name == "memory" && d.State != "running" {
 			t.Errorf("plugin %v, conditions %v", d, list)

@@ -12,7 +12,7 @@ import (
 // Who may open a node: the rules decide, or the identities that a volume is published to.
 
 // errPrivate refuses clients that a volume is not published to.
-var errPrivate error = &reasoned{"the volume is published to other identities, or to none", syscall.EACCES, errRules.(*reasoned).code}
+var errPrivate error = &reasonedError{"the volume is published to other identities, or to none", syscall.EACCES, errRules.(*reasonedError).code}
 
 // granted returns the reason why what is known of a volume forbids c to open it in mode.
 func granted(meta *volume.Meta, c access.Client, mode blk.AccessMode) error {
@@ -37,7 +37,7 @@ func (s *Server) judgeNode(sess *session, n *node, name string, mode blk.AccessM
 	case n.meta.Private:
 		return granted(&n.meta, sess.admittedClient(), mode)
 	case n.pooled: // before the look-up the rules were not asked
-		return s.allowed(sess, name, mode)
+		return s.checkAllowed(sess, name, mode)
 	}
 	return nil
 }
@@ -46,7 +46,7 @@ func (s *Server) judgeNode(sess *session, n *node, name string, mode blk.AccessM
 // does not learn whether it exists.
 func (s *Server) hideVolume(sess *session, name string, mode blk.AccessMode, err error) error {
 	if p, _ := s.jail.pool(name); p != nil {
-		if refused := s.allowed(sess, name, mode); refused != nil {
+		if refused := s.checkAllowed(sess, name, mode); refused != nil {
 			return fmt.Errorf("open %q: %w", name, refused)
 		}
 	}
@@ -56,7 +56,7 @@ func (s *Server) hideVolume(sess *session, name string, mode blk.AccessMode, err
 // judgeMapping is judgeNode for a mapping that the session has.
 func (s *Server) judgeMapping(m *mapping) error {
 	if !m.private {
-		return s.allowed(m.session, m.name, m.mode)
+		return s.checkAllowed(m.session, m.name, m.mode)
 	}
 	meta, err := volume.ReadMeta(m.dev.file)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 // if it has none. again is the whole message if the client says that it has sent
 // the write before, else nil.
 func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64, again rnbdwire.IOAgain) {
-	m := sess.lookup(msg.DeviceID())
+	m := sess.mappingByID(msg.DeviceID())
 	if m == nil {
 		op.Respond(int(blk.ENOTCONN))
 		return
@@ -36,7 +36,7 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 		op.Respond(int(r.doneErrno))
 		return
 	}
-	if errno := r.fill(op, sess, m, msg); errno != blk.OK {
+	if errno := r.fillFrom(op, sess, m, msg); errno != blk.OK {
 		s.noteRefused(op, m, msg, errno)
 		op.Respond(int(errno))
 		return
@@ -47,13 +47,13 @@ func (s *Server) onIO(op *rtrs.Op, sess *session, msg rnbdwire.IO, number uint64
 	m.flows[op.Poller()].inflight.Add(1)
 	s.pumps[op.Poller()].begun.Add(1)
 	q := m.dev.plugin.queues[op.Poller()]
-	r.owner.Store(q.owner())
-	r.arrived, r.sent, r.number = q.clock(), 0, number
+	r.owner.Store(q.ownerNumber())
+	r.arrived, r.sent, r.number = q.updateClock(), 0, number
 	if !r.sqe.Op.Modifies() {
 		q.admit(r)
 		return
 	}
-	repeats, since := s.repetition(r, again)
+	repeats, since := s.checkRepetition(r, again)
 	if q.inOrder(r, repeats, since) {
 		q.admit(r)
 	}
@@ -68,9 +68,9 @@ func (s *Server) noteRefused(op *rtrs.Op, m *mapping, msg rnbdwire.IO, errno blk
 // prioVersion is the first version of the protocol that has priorities.
 const prioVersion = 2
 
-// fill converts the message to a ring entry. It returns the errno of a message
+// fillFrom converts the message to a ring entry. It returns the errno of a message
 // that is refused.
-func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
+func (r *request) fillFrom(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk.Errno {
 	bop, n := opOf(msg), uint64(msg.BISize())
 	if !dataFits(bop, op.IsRead(), n, uint64(op.DataLen()), uint64(op.ReplyLen())) {
 		return blk.EINVAL
@@ -82,7 +82,7 @@ func (r *request) fill(op *rtrs.Op, s *session, m *mapping, msg rnbdwire.IO) blk
 		return blk.EIO
 	}
 	off := msg.Sector() * blk.SectorSize
-	if errno := m.dev.check(bop, off, n); errno != blk.OK {
+	if errno := m.dev.checkRange(bop, off, n); errno != blk.OK {
 		return errno
 	}
 	r.op, r.m = op, m
@@ -144,7 +144,7 @@ func dataFits(op blk.Op, read bool, n, data, reply uint64) bool {
 	return data == 0 || n == data
 }
 
-// check compares a request of n bytes at off with the limits of d.
-func (d *device) check(op blk.Op, off, n uint64) blk.Errno {
+// checkRange compares a request of n bytes at off with the limits of d.
+func (d *device) checkRange(op blk.Op, off, n uint64) blk.Errno {
 	return d.limits.Load().Check(op, off, n)
 }

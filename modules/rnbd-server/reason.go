@@ -14,27 +14,27 @@ import (
 
 // Errors of an OPEN whose reason a client is told by a code.
 var (
-	errOtherWriter error = &reasoned{"another client has it open for writing", syscall.EPERM, rnbdwire.ReasonWriter}
-	errRules       error = &reasoned{"the access rules of the server do not allow it", syscall.EACCES, rnbdwire.ReasonRules}
-	errSlowOpen    error = &reasoned{"it did not open in time, the disk below it may be slow or hang", syscall.ETIMEDOUT, rnbdwire.ReasonTimeout}
+	errOtherWriter error = &reasonedError{"another client has it open for writing", syscall.EPERM, rnbdwire.ReasonWriter}
+	errRules       error = &reasonedError{"the access rules of the server do not allow it", syscall.EACCES, rnbdwire.ReasonRules}
+	errSlowOpen    error = &reasonedError{"it did not open in time, the disk below it may be slow or hang", syscall.ETIMEDOUT, rnbdwire.ReasonTimeout}
 )
 
-// reasoned is an error with an errno for every client, and a code and a text for
+// reasonedError is an error with an errno for every client, and a code and a text for
 // clients that ask for the reason.
-type reasoned struct {
+type reasonedError struct {
 	text  string
 	errno syscall.Errno
 	code  uint16
 }
 
-func (e *reasoned) Error() string { return e.text }
-func (e *reasoned) Unwrap() error { return e.errno }
+func (e *reasonedError) Error() string { return e.text }
+func (e *reasonedError) Unwrap() error { return e.errno }
 
 // maxReasons is the number of refusals that a session keeps.
 const maxReasons = 16
 
-// reasons are the reasons of a session's latest refused OPENs, one for each name.
-type reasons struct {
+// openReasons are the reasons of a session's latest refused OPENs, one for each name.
+type openReasons struct {
 	mu   sync.Mutex
 	list []refusedOpen // the oldest first
 }
@@ -45,10 +45,10 @@ type refusedOpen struct {
 }
 
 // Note keeps the reason of a refused OPEN of name.
-func (r *reasons) Note(name string, f rnbdwire.ReasonFields) {
+func (r *openReasons) Note(name string, f rnbdwire.ReasonFields) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.forget(name)
+	r.removeReason(name)
 	if len(r.list) >= maxReasons {
 		r.list = r.list[1:]
 	}
@@ -56,7 +56,7 @@ func (r *reasons) Note(name string, f rnbdwire.ReasonFields) {
 }
 
 // Find returns the reason of the last refused OPEN of name, and false if none is known.
-func (r *reasons) Find(name string) (rnbdwire.ReasonFields, bool) {
+func (r *openReasons) Find(name string) (rnbdwire.ReasonFields, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, o := range r.list {
@@ -67,8 +67,8 @@ func (r *reasons) Find(name string) (rnbdwire.ReasonFields, bool) {
 	return rnbdwire.ReasonFields{}, false
 }
 
-// forget removes the reason of name. The caller holds mu.
-func (r *reasons) forget(name string) {
+// removeReason removes the reason of name. The caller holds mu.
+func (r *openReasons) removeReason(name string) {
 	for i, o := range r.list {
 		if o.name == name {
 			r.list = append(r.list[:i:i], r.list[i+1:]...)
@@ -80,7 +80,7 @@ func (r *reasons) forget(name string) {
 // reasonOf returns what a client may know of err, the error of an OPEN. Nothing of the
 // rules, of the folders above the search path, or of names outside of it is told.
 func reasonOf(err error, searchPath string) rnbdwire.ReasonFields {
-	var known *reasoned
+	var known *reasonedError
 	switch {
 	case errors.As(err, &known):
 		return rnbdwire.ReasonFields{Code: known.code, Text: known.text}

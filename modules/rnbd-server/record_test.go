@@ -65,9 +65,9 @@ func TestJournal_HasReasonsOfFailures(t *testing.T) {
 	must(t, err)
 	mem.setFail("d", syscall.ENXIO)
 	r.process().Kill()
-	eventually(t, "the device is failed", func() bool { return r.server.openDevicesByName("d").fails() })
+	eventually(t, "the device is failed", func() bool { return r.server.openDevicesByName("d").isFailing() })
 	mem.setFail("d", nil)
-	eventually(t, "the device is back", func() bool { return r.server.openDevicesByName("d").serves() })
+	eventually(t, "the device is back", func() bool { return r.server.openDevicesByName("d").isServing() })
 	var failed, back bool
 	for _, e := range j.After(0) {
 		switch {

@@ -75,7 +75,7 @@ func TestPluginDiesWithManyDevices(t *testing.T) {
 		}
 	}
 	for _, d := range r.server.openDevices() {
-		if s := d.state(); s != "open" {
+		if s := d.stateText(); s != "open" {
 			t.Errorf("%s is %q", d.name, s)
 		}
 	}
@@ -98,7 +98,7 @@ func TestDeviceThatDoesNotOpenAgainIsTriedAgain(t *testing.T) {
 	if errno := i.rw(good.DeviceID, blk.Write, 0, make([]byte, 512)); errno != blk.OK {
 		t.Errorf("the other device: errno %d", errno)
 	}
-	eventually(t, "the device is failed", func() bool { return r.server.openDevicesByName("bad").fails() })
+	eventually(t, "the device is failed", func() bool { return r.server.openDevicesByName("bad").isFailing() })
 	if errno := i.rw(bad.DeviceID, blk.Write, 0, make([]byte, 512)); errno != blk.EIO {
 		t.Errorf("a request of the device: errno %d, want EIO", errno)
 	}
@@ -266,7 +266,7 @@ func TestRequestsOfAFailedDeviceWaitForTheFence(t *testing.T) {
 			write := i.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
 			eventually(t, "the plugin has the write", func() bool { return len(mem.requests()) == 1 })
 			r.process().Kill()
-			eventually(t, "the device fails", func() bool { return r.server.openDevicesByName("a").fails() })
+			eventually(t, "the device fails", func() bool { return r.server.openDevicesByName("a").isFailing() })
 			if errno := i.bare(dev.DeviceID, blk.Flush, 0, 0, 0, false); errno != blk.EIO {
 				t.Errorf("a new request: errno %d, want EIO", errno)
 			}

@@ -19,11 +19,11 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/shm"
 )
 
-// joined gives the queues the rings of a new process, shows it the arenas, and
+// onProcess gives the queues the rings of a new process, shows it the arenas, and
 // opens the devices again. The supervisor calls it.
-func (p *ioPlugin) joined(ctx context.Context, in *supervise.Instance) error {
+func (p *ioPlugin) onProcess(ctx context.Context, in *supervise.Instance) error {
 	for i, q := range p.queues {
-		q.resume(in.Rings[i])
+		q.resumeWith(in.Rings[i])
 	}
 	if err := p.showAll(ctx, in); err != nil {
 		return err
@@ -37,11 +37,11 @@ func (p *ioPlugin) joined(ctx context.Context, in *supervise.Instance) error {
 	}
 	p.in = in
 	for _, d := range p.devices {
-		if d.fails() && d.why == failedPlugin && current[d] { // the plugin was reset
-			d.move(devRecovering)
+		if d.isFailing() && d.why == failedPlugin && current[d] { // the plugin was reset
+			d.setState(devRecovering)
 		}
-		if !d.fails() || d.why == failedOpen {
-			p.work.Go(func() { p.reopen(in, d) })
+		if !d.isFailing() || d.why == failedOpen {
+			p.work.Go(func() { p.reopenDevice(in, d) })
 		}
 	}
 	return nil
@@ -58,39 +58,39 @@ func (s *Server) currentDevices() map[*device]bool {
 	return out
 }
 
-// resume gives the queue a ring of the next process.
-func (q *ioQueue) resume(r *shm.Ring) {
+// resumeWith gives the queue a ring of the next process.
+func (q *ioQueue) resumeWith(r *shm.Ring) {
 	p := q.server.pumps[q.pump].pump
 	q.ring = r
 	p.Call(func() { q.sub = r.Submitter() })
 	p.Add(q)
 }
 
-// reopen opens d in a new process. It tries while the process runs and d is in
+// reopenDevice opens d in a new process. It tries while the process runs and d is in
 // use.
-func (p *ioPlugin) reopen(in *supervise.Instance, d *device) {
-	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() { p.late(in, d) })
+func (p *ioPlugin) reopenDevice(in *supervise.Instance, d *device) {
+	late := time.AfterFunc(p.server.cfg.FenceTimeout, func() { p.onFenceLate(in, d) })
 	defer late.Stop()
 	begun := time.Now()
-	for pause := reopenFirst; p.awaits(in, d); pause = min(2*pause, reopenMost) {
+	for pause := reopenFirst; p.isAwaited(in, d); pause = min(2*pause, reopenMost) {
 		opened, err := p.openAgain(in, d)
 		switch {
 		case err == nil:
-			p.opened(in, d, &opened)
+			p.onReopened(in, d, &opened)
 			return
 		case in.Context().Err() != nil || errors.Is(err, plugin.ErrExited):
 			return // the next process will open it
-		case !passing(err) && time.Since(begun) > p.server.cfg.FenceTimeout:
+		case !isTransient(err) && time.Since(begun) > p.server.cfg.FenceTimeout:
 			p.notOpened(in, d, err)
 		}
-		if !sleep(in.Context(), pause) {
+		if !sleepFor(in.Context(), pause) {
 			return
 		}
 	}
 }
 
-// awaits reports whether d has users and in is the process to serve it.
-func (p *ioPlugin) awaits(in *supervise.Instance, d *device) bool {
+// isAwaited reports whether d has users and in is the process to serve it.
+func (p *ioPlugin) isAwaited(in *supervise.Instance, d *device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.awaitsLocked(in, d)
@@ -100,10 +100,10 @@ func (p *ioPlugin) awaitsLocked(in *supervise.Instance, d *device) bool {
 	return p.devices[d.index] == d && p.in == in
 }
 
-// late moves d to stuck: it waits for its fence for longer than FenceTimeout.
-func (p *ioPlugin) late(in *supervise.Instance, d *device) {
+// onFenceLate moves d to stuck: it waits for its fence for longer than FenceTimeout.
+func (p *ioPlugin) onFenceLate(in *supervise.Instance, d *device) {
 	p.mu.Lock()
-	moved := p.awaitsLocked(in, d) && d.move(devStuck)
+	moved := p.awaitsLocked(in, d) && d.setState(devStuck)
 	p.mu.Unlock()
 	if moved {
 		p.log.Error("device is stuck: I/O of the dead plugin has not ended", "device", d.name)
@@ -120,42 +120,42 @@ func (p *ioPlugin) notOpened(in *supervise.Instance, d *device, err error) {
 	}
 }
 
-// opened puts d back into use.
-func (p *ioPlugin) opened(in *supervise.Instance, d *device, opened *plugin.OpenedDisk) {
-	limits := opened.Limits
+// onReopened puts d back into use.
+func (p *ioPlugin) onReopened(in *supervise.Instance, d *device, onReopened *plugin.OpenedDisk) {
+	limits := onReopened.Limits
 	if limits.Size < d.limits.Load().Size {
-		p.unfit(in, d, failedShrunk, "")
+		p.failUnfit(in, d, failedShrunk, "")
 		return
 	}
-	if err := errors.Join(d.sameVolume(), compatible(d.limits.Load(), &limits)); err != nil {
-		p.unfit(in, d, failedChanged, err.Error())
+	if err := errors.Join(d.sameVolume(), checkCompatible(d.limits.Load(), &limits)); err != nil {
+		p.failUnfit(in, d, failedChanged, err.Error())
 		return
 	}
 	if !p.server.syncGuard(in.Context(), d.guard, d.key.id, d.name) {
 		return // the next process will open it
 	}
-	p.noteIncarnation(in, d, opened)
-	if p.awaits(in, d) {
+	p.noteIncarnation(in, d, onReopened)
+	if p.isAwaited(in, d) {
 		p.server.takeLimits(d, limits)
 	}
-	if !p.revive(in, d) {
+	if !p.reviveDevice(in, d) {
 		if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
 			p.log.Warn("closing a device failed", "device", d.name, "err", err)
 		}
 	}
 }
 
-// unfit fails d for good: its requests may lie beyond its end, or its users
+// failUnfit fails d for good: its requests may lie beyond its end, or its users
 // know other facts about it.
-func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text string) {
+func (p *ioPlugin) failUnfit(in *supervise.Instance, d *device, why failureReason, text string) {
 	if err := p.closeDisk(in, d); err != nil && in.Context().Err() == nil {
 		p.log.Warn("closing a device failed", "device", d.name, "err", err)
 	}
 	p.mu.Lock()
-	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why, text) || d.fails())
+	moved := p.awaitsLocked(in, d) && (d.moveToFailing(why, text) || d.isFailing())
 	if moved {
 		d.why, d.openErr = why, text
-		d.move(devFailed)
+		d.setState(devFailed)
 	}
 	p.mu.Unlock()
 	if moved {
@@ -163,14 +163,14 @@ func (p *ioPlugin) unfit(in *supervise.Instance, d *device, why failure, text st
 	}
 }
 
-// revive lets requests of d through again, parked ones first. It returns false
+// reviveDevice lets requests of d through again, parked ones first. It returns false
 // if d was closed meanwhile, or the process has died again. close removes a
 // device from the table under mu and then reads its state. So either close
 // finds it open, or revive does not find it and the caller of revive closes it
 // in the process.
-func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
+func (p *ioPlugin) reviveDevice(in *supervise.Instance, d *device) bool {
 	p.mu.Lock()
-	revived := p.awaitsLocked(in, d) && d.move(devOpen)
+	revived := p.awaitsLocked(in, d) && d.setState(devOpen)
 	told := d.told
 	if revived {
 		d.told = false
@@ -181,7 +181,7 @@ func (p *ioPlugin) revive(in *supervise.Instance, d *device) bool {
 	}
 	p.unpark(d)
 	if told {
-		p.server.tellAll(d, rnbdwire.EventBack)
+		p.server.notifyUsers(d, rnbdwire.EventBack)
 	}
 	p.log.Info("device is back", "device", d.name)
 	return true

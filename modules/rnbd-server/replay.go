@@ -23,13 +23,13 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/rnbdwire"
 )
 
-// repetition reports whether r repeats a write that may have been carried out,
+// checkRepetition reports whether r repeats a write that may have been carried out,
 // and returns the time of the first try. again is its message if the client
 // says so, else nil.
-func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, since int64) {
+func (s *Server) checkRepetition(r *request, again rnbdwire.IOAgain) (repeats bool, since int64) {
 	switch {
 	case again != nil:
-		return true, s.since(again.Fields())
+		return true, s.localTime(again.Fields())
 	case r.number != 0 && r.number == r.maybe:
 		return true, r.maybeSince
 	}
@@ -40,7 +40,7 @@ func (s *Server) repetition(r *request, again rnbdwire.IOAgain) (repeats bool, s
 // repeats is true, the write may have been carried out, and since is the time of
 // its first try. inOrder runs on the pump.
 func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
-	u := r.m.usage
+	u := r.m.writers
 	if repeats && !q.beginRepeat(r, since) {
 		return false
 	}
@@ -52,7 +52,7 @@ func (q *ioQueue) inOrder(r *request, repeats bool, since int64) bool {
 		return true
 	}
 	r.state = reqHeld
-	if u.hold(r.m, func() { q.server.pumps[q.pump].pump.Do(func() { q.resumeHeld(r) }) }) {
+	if u.awaitRepetitions(r.m, func() { q.server.pumps[q.pump].pump.Do(func() { q.resumeHeld(r) }) }) {
 		return false
 	}
 	r.state = reqIdle
@@ -76,7 +76,7 @@ func (q *ioQueue) beginRepeat(r *request, since int64) bool {
 	if r.repeats {
 		return true
 	}
-	if r.repeats = r.m.usage.repeat(r.m, since); r.repeats {
+	if r.repeats = r.m.writers.beginRepetition(r.m, since); r.repeats {
 		return true
 	}
 	if r.m.refusals.Add(1) == 1 {
@@ -87,9 +87,9 @@ func (q *ioQueue) beginRepeat(r *request, since int64) bool {
 	return false
 }
 
-// since converts the time in a client's message to a time of this server's
+// localTime converts the time in a client's message to a time of this server's
 // clock. It returns 0 or sinceShared for a time of another server.
-func (s *Server) since(f rnbdwire.AgainFields) int64 {
+func (s *Server) localTime(f rnbdwire.AgainFields) int64 {
 	switch {
 	case f.Since.Server == s.number && f.Since.Time>>63 == 0:
 		return max(int64(f.Since.Time), 1)

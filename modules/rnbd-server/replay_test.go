@@ -141,7 +141,7 @@ func TestE028_WriteThatIsRepeatedInAnotherSession(t *testing.T) {
 		"another one had it open, and wrote nothing": {since: func(s state) { s.two.openWriter("vol", 2); s.two.close() }},
 		"another one wrote, long after the last change": {since: func(s state) {
 			id, _ := s.two.openWriter("vol", 2)
-			s.r.usage().relax()
+			s.r.usage().stopTiming()
 			s.two.mustWrite(id, 'B')
 		}, refused: true},
 		"its own OPEN was answered, and it was lost": {since: func(s state) {
@@ -347,9 +347,9 @@ func TestDepartures(t *testing.T) {
 		"two, not in order":  {[]left{{2, 9}, {1, 5}}, map[uint64]int64{1: 9, 2: 5, 3: 9}},
 		"there and back":     {[]left{{1, 5}, {2, 9}, {1, 12}}, map[uint64]int64{1: 9, 2: 12, 3: 12}},
 	} {
-		var d departures
+		var d departedWriters
 		for _, l := range c.left {
-			d.note(l.writer, l.at)
+			d.noteWrite(l.writer, l.at)
 		}
 		for writer, want := range c.want {
 			if got := d.butOf(writer); got != want {
@@ -360,10 +360,10 @@ func TestDepartures(t *testing.T) {
 }
 
 // usage is that of the only node.
-func (r *rig) usage() *usage {
+func (r *rig) usage() *writerHistory {
 	r.server.mu.Lock()
 	defer r.server.mu.Unlock()
-	for _, u := range r.server.usages {
+	for _, u := range r.server.histories {
 		return u
 	}
 	return nil

@@ -17,17 +17,17 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/plugin/supervise"
 )
 
-// left takes the rings away from the queues. Devices wait or fail. The
+// onProcessLeft takes the rings away from the queues. Devices wait or fail. The
 // supervisor calls it.
-func (p *ioPlugin) left(in *supervise.Instance, _ error) {
+func (p *ioPlugin) onProcessLeft(in *supervise.Instance, _ error) {
 	keeps := in.Info().Crash == plugin.KeepsAcknowledged
 	p.mu.Lock()
 	p.in, p.dead = nil, in
 	var failing []*device
 	for _, d := range p.devices {
 		if keeps {
-			if now := d.now(); now == devOpen || now == devPaused {
-				d.move(devRecovering)
+			if now := d.currentState(); now == devOpen || now == devPaused {
+				d.setState(devRecovering)
 			}
 		} else if d.moveToFailing(failedLost, "") {
 			failing = append(failing, d)
@@ -35,7 +35,7 @@ func (p *ioPlugin) left(in *supervise.Instance, _ error) {
 	}
 	p.mu.Unlock()
 	for _, q := range p.queues {
-		q.suspend()
+		q.dropRing()
 	}
 	p.failAll(failing)
 }
@@ -48,7 +48,7 @@ func (p *ioPlugin) gaveUp(error) {
 	for _, d := range p.devices {
 		if d.moveToFailing(failedPlugin, "") {
 			failing = append(failing, d)
-		} else if d.why == failedOpen && d.fails() {
+		} else if d.why == failedOpen && d.isFailing() {
 			d.why = failedPlugin
 		}
 	}
@@ -56,22 +56,22 @@ func (p *ioPlugin) gaveUp(error) {
 	p.failAll(failing)
 }
 
-// suspend takes the ring away. Completions of the dead process count.
+// dropRing takes the ring away. Completions of the dead process count.
 // Requests without one are parked, or return to their lane.
-func (q *ioQueue) suspend() {
+func (q *ioQueue) dropRing() {
 	p := q.server.pumps[q.pump].pump
 	if q.ring == nil {
 		return
 	}
 	p.Remove(q)
 	p.Call(func() {
-		q.reap()
+		q.reapCompletions()
 		q.sub = nil
-		q.each(func(r *request) {
+		q.eachRequest(func(r *request) {
 			if r.state == reqSent {
 				r.state = reqParked
-				r.m.flows[q.pump].ended()
-				r.refund()
+				r.m.flows[q.pump].onReturned()
+				r.freeDepth()
 			}
 		})
 	})

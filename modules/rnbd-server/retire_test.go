@@ -77,12 +77,12 @@ func TestARetiredRequestThatWasNotBegunIsNot(t *testing.T) {
 	d := r.server.openDevices()[0]
 	setState(d, devRecovering) // as while its plugin is on the way back
 	i.start(false, 512, ioMessage(dev.DeviceID, blk.Write, 0, 0, 512))
-	eventually(t, "the write is parked", func() bool { return d.plugin.server.sessions[0].Load().mappings()[0].inflight() == 1 })
+	eventually(t, "the write is parked", func() bool { return d.plugin.server.sessions[0].Load().openMappings()[0].inFlight() == 1 })
 	i.close()
 	eventually(t, "the device is stuck", func() bool { return d.retired.Load() > 0 })
 	in, err := d.plugin.sup.Current()
 	must(t, err)
-	d.plugin.revive(in, d)
+	d.plugin.reviveDevice(in, d)
 	eventually(t, "it is free", func() bool { return d.retired.Load() == 0 })
 	if n := len(mem.requests()); n != 0 {
 		t.Errorf("%d requests of a path that has gone reached the plugin", n)
@@ -93,7 +93,7 @@ func TestARetiredRequestThatWasNotBegunIsNot(t *testing.T) {
 func setState(d *device, to devState) {
 	d.plugin.mu.Lock()
 	defer d.plugin.mu.Unlock()
-	d.move(to)
+	d.setState(to)
 }
 
 // Two devices are stuck after the loss of a session. One opens again when its

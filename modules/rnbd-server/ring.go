@@ -18,33 +18,33 @@ import (
 // parked until its device is open again, or fails.
 func (q *ioQueue) admit(r *request) {
 	f := &r.m.flows[q.pump]
-	q.note(f.lane)
+	q.noteLane(f.lane)
 	switch {
-	case r.m.dev.fails(), r.retired: // a request that was not begun must not begin after the end of its path
+	case r.m.dev.isFailing(), r.retired: // a request that was not begun must not begin after the end of its path
 		q.finish(r, blk.EIO)
-	case !r.m.dev.serves():
+	case !r.m.dev.isServing():
 		r.state = reqParked
-	case f.head < 0 && q.overtakes(r) && q.roomFor(f) && q.send(f, r):
+	case f.head < 0 && q.mayOvertake(r) && q.roomFor(f) && q.sendToRing(f, r):
 		q.noteSent(r)
 	default:
 		q.noteWaiting(r)
-		q.wait(f, r)
+		q.enqueueWaiting(f, r)
 	}
 }
 
-// send puts r into the ring. It returns false if the ring is full.
-func (q *ioQueue) send(f *flow, r *request) bool {
-	if !q.sub.Push(q.entry(r)) {
+// sendToRing puts r into the ring. It returns false if the ring is full.
+func (q *ioQueue) sendToRing(f *mappingFlow, r *request) bool {
+	if !q.sub.Push(q.nextEntry(r)) {
 		return false
 	}
 	r.state = reqSent
-	f.began()
+	f.onSent()
 	return true
 }
 
-// entry returns what the ring gets of r: a flush first if r asks for one (PREFLUSH), then
+// nextEntry returns what the ring gets of r: a flush first if r asks for one (PREFLUSH), then
 // r itself.
-func (q *ioQueue) entry(r *request) *shm.SQE {
+func (q *ioQueue) nextEntry(r *request) *shm.SQE {
 	if !r.preflush {
 		return &r.sqe
 	}
@@ -56,16 +56,16 @@ func (q *ioQueue) entry(r *request) *shm.SQE {
 // here. A request that a dead plugin had is recorded once: the time since it was
 // first sent counts as the plugin's.
 func (q *ioQueue) noteSent(r *request) {
-	q.pay(r)
+	q.payFor(r)
 	if r.sent == 0 {
-		r.sent = q.clock()
+		r.sent = q.updateClock()
 		r.m.dev.latency[q.pump].queue.Record(r.sqe.Op, r.sent-r.arrived)
 	}
 }
 
-// feed moves waiting requests to the ring, one of each lane in turn, until no lane
+// feedRing moves waiting requests to the ring, one of each lane in turn, until no lane
 // has one that can go. It returns their number.
-func (q *ioQueue) feed() (n int) {
+func (q *ioQueue) feedRing() (n int) {
 	for idle := 0; idle < len(q.waiting); {
 		if q.turn >= len(q.waiting) {
 			q.turn = 0
@@ -89,12 +89,12 @@ func (q *ioQueue) feed() (n int) {
 
 // feedLane sends one request of l, of the first flow that can. It returns false
 // if none can.
-func (q *ioQueue) feedLane(l *lane) bool {
+func (q *ioQueue) feedLane(l *sessionLane) bool {
 	for last := l.last; ; {
-		f := l.pop()
+		f := l.popFlow()
 		moved := q.feedOne(f)
 		if f.head >= 0 {
-			l.push(f)
+			l.pushFlow(f)
 		}
 		if moved || f == last {
 			return moved
@@ -104,22 +104,22 @@ func (q *ioQueue) feedLane(l *lane) bool {
 
 // feedOne sends the first waiting request of f. It returns false if it must go
 // on waiting.
-func (q *ioQueue) feedOne(f *flow) bool {
+func (q *ioQueue) feedOne(f *mappingFlow) bool {
 	r := &f.lane.s.reqs[f.head]
 	dev := r.m.dev
 	switch {
-	case r.retired, dev.fails():
-		f.pop(r)
+	case r.retired, dev.isFailing():
+		f.popRequest(r)
 		q.finish(r, blk.EIO)
-	case !dev.serves():
-		f.pop(r)
+	case !dev.isServing():
+		f.popRequest(r)
 		r.state = reqParked
-		if dev.now() == devPaused && !r.repeats { // a plugin had the flush before it only
+		if dev.currentState() == devPaused && !r.repeats { // a plugin had the flush before it only
 			r.sent = 0
 		}
-	case q.affords(r) && q.roomFor(f) && q.send(f, r):
+	case q.canAfford(r) && q.roomFor(f) && q.sendToRing(f, r):
 		q.noteSent(r)
-		f.pop(r)
+		f.popRequest(r)
 	default:
 		return false
 	}
@@ -131,10 +131,10 @@ func (q *ioQueue) Poll() int {
 	if q.sub == nil {
 		return 0
 	}
-	n := q.reap()
+	n := q.reapCompletions()
 	if len(q.waiting) > 0 {
-		q.clock()
-		n += q.feed()
+		q.updateClock()
+		n += q.feedRing()
 	}
 	q.sub.Publish()
 	return n
@@ -162,16 +162,16 @@ func (q *ioQueue) FD() int {
 	return q.sub.FD()
 }
 
-// each visits the requests in this queue. It runs on the pump, but not on the
+// eachRequest visits the requests in this queue. It runs on the pump, but not on the
 // data path.
-func (q *ioQueue) each(visit func(*request)) {
+func (q *ioQueue) eachRequest(visit func(*request)) {
 	for i := range q.server.sessions {
 		s := q.server.sessions[i].Load()
 		if s == nil {
 			continue
 		}
 		for c := range s.reqs {
-			if r := &s.reqs[c]; r.owner.Load() == q.owner() {
+			if r := &s.reqs[c]; r.owner.Load() == q.ownerNumber() {
 				visit(r)
 			}
 		}

@@ -69,7 +69,7 @@ func TestRules_OfANameThatIsOpen(t *testing.T) {
 func (r *rig) openMappings() (n int) {
 	for i := range r.server.sessions {
 		if s := r.server.sessions[i].Load(); s != nil {
-			n += len(s.mappings())
+			n += len(s.openMappings())
 		}
 	}
 	return n
@@ -173,7 +173,7 @@ func TestRules_OfPathsThatJoinMeanwhile(t *testing.T) {
 		})
 		wg.Go(func() { _, _ = c.open("a/disk", blk.ReadWrite) })
 		wg.Wait()
-		if late := r.server.forbidden(); len(late) > 0 {
+		if late := r.server.forbiddenMappings(); len(late) > 0 {
 			t.Fatalf("%q is open with a path from elsewhere", late[0].name)
 		}
 		c.close()

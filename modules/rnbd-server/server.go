@@ -22,7 +22,7 @@ import (
 
 // New starts plugins and pumps and listens. On an error it undoes all of it.
 func New(ctx context.Context, cfg Config) (_ *Server, err error) {
-	if err := cfg.check(); err != nil {
+	if err := cfg.checkValues(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, syscall.EINVAL)
 	}
 	cfg.nameLoggers()
@@ -30,8 +30,8 @@ func New(ctx context.Context, cfg Config) (_ *Server, err error) {
 		cfg.BootID = readBootID()
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.logger("server"), jail: jail{searchPath: cfg.SearchPath, devices: cfg.BlockDevices},
-		writers: writers{}, usages: map[nodeID]*usage{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.subsystemLogger("server"), jail: jail{searchPath: cfg.SearchPath, devices: cfg.BlockDevices},
+		writers: writerCounts{}, histories: map[nodeID]*writerHistory{}, number: max(rand.Uint64(), 1), devices: map[deviceKey]*device{}, guards: map[deviceKey]*guard{}, nodeOpened: make(chan struct{}, 1),
 		lookUps: make(chan struct{}, maxLookUps), lists: make(chan struct{}, maxLists), fdatasync: unix.Fdatasync,
 	}
 	s.incarnation = incarnation{path: cfg.IncarnationFile, boot: cfg.BootID, flush: flushNode}
@@ -122,9 +122,9 @@ func (s *Server) Serve(listen []Listen) error {
 	cfg.ChunkSize = s.cfg.ChunkSize
 	cfg.AlwaysInvalidate = s.cfg.AlwaysInvalidate
 	cfg.Timing = s.cfg.Timing
-	cfg.Logger = s.cfg.logger("rtrs")
+	cfg.Logger = s.cfg.subsystemLogger("rtrs")
 	cfg.Alloc = func(size int) (rtrs.Memory, error) { return shm.NewArena("rnbd-chunks", size) }
-	cfg.Handler = (*handler)(s)
+	cfg.Handler = (*rtrsHandler)(s)
 	cfg.RetireAfter = s.cfg.RetireAfter
 	cfg.Limits, cfg.InfoTimeout = s.cfg.Limits, s.cfg.InfoTimeout
 	cfg.Auth = s.cfg.Auth
@@ -136,8 +136,8 @@ func (s *Server) Serve(listen []Listen) error {
 		s.log.Warn("an orderly stop of this host will be told to clients as a power cut: its record cannot be kept", "err", err)
 	}
 	s.leaving.Store(false)
-	f := &front{rtrs: r, listen: listen}
-	s.front.Store(&front{rtrs: r}) // for Close, and for clients that come at once
+	f := &listeners{rtrs: r, listen: listen}
+	s.front.Store(&listeners{rtrs: r}) // for Close, and for clients that come at once
 	for _, l := range listen {
 		addr, err := r.ListenAuth(l.Device, l.Addr, l.Auth)
 		if err != nil {
@@ -149,16 +149,16 @@ func (s *Server) Serve(listen []Listen) error {
 	return nil
 }
 
-// bound returns fabric://addr:port of each listener.
-func (s *Server) bound() []string {
+// boundAddresses returns fabric://addr:port of each listener.
+func (s *Server) boundAddresses() []string {
 	if f := s.front.Load(); f != nil {
 		return f.bound
 	}
 	return nil
 }
 
-// fabrics returns the devices that the server listens on.
-func (s *Server) fabrics() (out []verbs.Device) {
+// listenDevices returns the devices that the server listens on.
+func (s *Server) listenDevices() (out []verbs.Device) {
 	f := s.front.Load()
 	if f == nil {
 		return nil
@@ -173,7 +173,7 @@ func (s *Server) fabrics() (out []verbs.Device) {
 
 // Addr returns the address of the i-th listener, with its real port.
 func (s *Server) Addr(i int) netip.AddrPort {
-	_, addr, _ := cutFabric(s.bound()[i])
+	_, addr, _ := cutFabric(s.boundAddresses()[i])
 	return netip.MustParseAddrPort(addr)
 }
 
@@ -185,9 +185,9 @@ func (s *Server) Close(ctx context.Context) error {
 	if s.stopWatch != nil {
 		s.stopWatch()
 	}
-	s.tellDrain()
+	s.notifyDrain()
 	for _, p := range s.pumps {
-		errs = append(errs, p.poller.Call(ctx, func() {})) // news to clients was sent before
+		errs = append(errs, p.poller.Call(ctx, func() {})) // events for clients were sent before
 	}
 	s.stopAdmins()
 	if f := s.front.Load(); f != nil {
@@ -239,7 +239,7 @@ func (s *Server) stopPlugins(ctx context.Context) error {
 	errs := make([]error, len(s.plugins))
 	var wg sync.WaitGroup
 	for i, p := range s.plugins {
-		wg.Go(func() { errs[i] = p.stop(ctx) })
+		wg.Go(func() { errs[i] = p.stopProcess(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

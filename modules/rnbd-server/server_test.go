@@ -469,7 +469,7 @@ func TestErrnoBeyondTheWire(t *testing.T) {
 		s := r.server.sessionAt(0)
 		r.server.pumps[0].pump.Call(func() {
 			q := r.server.plugins[0].queues[0]
-			q.each(func(req *request) { q.onDone(&shm.CQE{Tag: req.sqe.Tag, Errno: errno}) })
+			q.eachRequest(func(req *request) { q.onDone(&shm.CQE{Tag: req.sqe.Tag, Errno: errno}) })
 		})
 		if got := i.await(write); got != blk.EIO {
 			t.Errorf("errno %d of the plugin arrives as %d in session %s, want EIO", errno, got, s.name)

@@ -12,20 +12,20 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs"
 )
 
-// end marks the session as ended. From then on no mapping is added, and no
+// markEnded marks the session as ended. From then on no mapping is added, and no
 // plugin is shown the arena. The arena is freed after the last request.
-func (s *session) end() {
+func (s *session) markEnded() {
 	s.arenaMu.Lock()
 	defer s.arenaMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended.Store(true)
-	s.stir()
+	s.wakeListeners()
 }
 
-// identity returns the identity that the client has proved, empty for none. All paths of a
+// provedIdentity returns the identity that the client has proved, empty for none. All paths of a
 // session have the same.
-func (s *session) identity() string {
+func (s *session) provedIdentity() string {
 	for _, p := range s.transport.Paths() {
 		if p.Security.Peer != "" && p.State <= rtrs.SrvPathConnected {
 			return p.Security.Peer
@@ -45,8 +45,8 @@ func (s *session) isCut() bool {
 	return true
 }
 
-// gone returns an error if the session has ended, else nil.
-func (s *session) gone() error {
+// checkAlive returns an error if the session has ended, else nil.
+func (s *session) checkAlive() error {
 	if s.ended.Load() {
 		return fmt.Errorf("session %q has ended: %w", s.name, syscall.ENOTCONN)
 	}
@@ -55,7 +55,7 @@ func (s *session) gone() error {
 
 // newMapping makes a mapping of dev. No pump sees it yet.
 func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *mapping {
-	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]flow, len(dev.loads))}
+	m := &mapping{name: name, mode: mode, dev: dev, session: s, flows: make([]mappingFlow, len(dev.loads))}
 	m.writer = s.writer.Load()
 	if m.named = m.writer != 0; !m.named {
 		m.writer = rand.Uint64()
@@ -67,16 +67,16 @@ func (s *session) newMapping(dev *device, name string, mode blk.AccessMode) *map
 	return m
 }
 
-// inflight returns the number of requests in flight on all pumps.
-func (m *mapping) inflight() (n int64) {
+// inFlight returns the number of requests in flight on all pumps.
+func (m *mapping) inFlight() (n int64) {
 	for i := range m.flows {
 		n += m.flows[i].inflight.Load()
 	}
 	return n
 }
 
-// lookup returns the mapping with id, or nil. Any pump may call it.
-func (s *session) lookup(id uint32) *mapping {
+// mappingByID returns the mapping with id, or nil. Any pump may call it.
+func (s *session) mappingByID(id uint32) *mapping {
 	t := s.table.Load()
 	if t == nil || uint64(id) >= uint64(len(*t)) {
 		return nil
@@ -88,8 +88,8 @@ func (s *session) lookup(id uint32) *mapping {
 	return m
 }
 
-// all returns all mappings with an id, closed or not.
-func (s *session) all() (out []*mapping) {
+// allMappings returns all mappings with an id, closed or not.
+func (s *session) allMappings() (out []*mapping) {
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
 			if m != nil {
@@ -100,9 +100,9 @@ func (s *session) all() (out []*mapping) {
 	return out
 }
 
-// mappings returns the open mappings. The caller holds mu or accepts a
+// openMappings returns the open mappings. The caller holds mu or accepts a
 // snapshot.
-func (s *session) mappings() (out []*mapping) {
+func (s *session) openMappings() (out []*mapping) {
 	if t := s.table.Load(); t != nil {
 		for _, m := range *t {
 			if m != nil && !m.closed.Load() {
@@ -116,7 +116,7 @@ func (s *session) mappings() (out []*mapping) {
 // byName returns the open mapping of exactly that name. The caller holds mu or
 // accepts a snapshot.
 func (s *session) byName(name string) *mapping {
-	for _, m := range s.mappings() {
+	for _, m := range s.openMappings() {
 		if m.name == name {
 			return m
 		}
@@ -124,42 +124,42 @@ func (s *session) byName(name string) *mapping {
 	return nil
 }
 
-// add shows m to the pumps. It fails if the session has ended, since m would
+// addMapping shows m to the pumps. It fails if the session has ended, since m would
 // never be closed. It fails with EBUSY if the name was opened at the same
 // time and led elsewhere. It calls room with the number of mappings and
 // returns its error.
-func (s *session) add(m *mapping, room func(n int) error) error {
+func (s *session) addMapping(m *mapping, room func(n int) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.gone(); err != nil {
+	if err := s.checkAlive(); err != nil {
 		return err
 	}
 	if s.byName(m.name) != nil {
 		return fmt.Errorf("the name has just been opened, and led to another node: %w", syscall.EBUSY)
 	}
-	if err := room(len(s.mappings())); err != nil {
+	if err := room(len(s.openMappings())); err != nil {
 		return err
 	}
-	s.reserve(m)
+	s.reserveID(m)
 	return nil
 }
 
 // freshIDs is the number of ids that a listening client gets before one is used
-// again. Otherwise news about a closed device could be taken for news about
+// again. Otherwise an event of a closed device could be taken for an event of
 // another one.
 const freshIDs = 4096
 
-// reserve gives m the lowest free id and shows it to the pumps. A mapping
+// reserveID gives m the lowest free id and shows it to the pumps. A mapping
 // that was closed by force keeps its id, so that the id is not used again in
 // this session. The caller holds mu.
-func (s *session) reserve(m *mapping) {
+func (s *session) reserveID(m *mapping) {
 	var old []*mapping
 	if t := s.table.Load(); t != nil {
 		old = *t
 	}
 	id := len(old)
 	for i, o := range old {
-		if o == nil && (!s.inbox.listens || len(old) >= freshIDs) {
+		if o == nil && (!s.events.listens || len(old) >= freshIDs) {
 			id = i
 			break
 		}
@@ -171,8 +171,8 @@ func (s *session) reserve(m *mapping) {
 	s.table.Store(&next)
 }
 
-// release frees m's id. The caller holds mu.
-func (s *session) release(m *mapping) {
+// releaseID frees m's id. The caller holds mu.
+func (s *session) releaseID(m *mapping) {
 	old := *s.table.Load()
 	next := make([]*mapping, len(old))
 	copy(next, old)
@@ -180,42 +180,42 @@ func (s *session) release(m *mapping) {
 	s.table.Store(&next)
 }
 
-// hasNews reports whether the client of s has not seen that it is to hold back its
+// hasEvents reports whether the client of s has not seen that it is to hold back its
 // requests. One that does not listen has none.
-func (s *session) hasNews() bool {
+func (s *session) hasEvents() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.inbox.listens && s.inbox.seen < s.inbox.leave
+	return s.events.listens && s.events.seen < s.events.leave
 }
 
 // isHeld reports whether the client of s holds back its requests.
 func (s *session) isHeld() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.inbox.holds
+	return s.events.holds
 }
 
-// busy returns a device of s with requests in flight, or nil.
-func (s *session) busy() *mapping {
-	for _, m := range s.all() {
-		if m.inflight() > 0 {
+// busyMapping returns a device of s with requests in flight, or nil.
+func (s *session) busyMapping() *mapping {
+	for _, m := range s.allMappings() {
+		if m.inFlight() > 0 {
 			return m
 		}
 	}
 	return nil
 }
 
-// stir wakes the callers of awaitsNews. The caller holds mu.
-func (s *session) stir() {
-	if s.inbox.heard != nil {
-		close(s.inbox.heard)
-		s.inbox.heard = nil
+// wakeListeners wakes the callers of awaitEventSeen. The caller holds mu.
+func (s *session) wakeListeners() {
+	if s.events.heard != nil {
+		close(s.events.heard)
+		s.events.heard = nil
 	}
 }
 
-// client describes the session for the rules, with the paths that are connected
+// accessClient describes the session for the rules, with the paths that are connected
 // and with the one that has the id joining.
-func (s *session) client(joining int) access.Client {
+func (s *session) accessClient(joining int) access.Client {
 	c := access.Client{Session: s.name}
 	for _, p := range s.transport.Paths() {
 		if p.State != rtrs.SrvPathConnected && (p.State != rtrs.SrvPathConnecting || p.ID != joining) {
@@ -233,7 +233,7 @@ func (s *session) client(joining int) access.Client {
 func (s *session) admittedClient() access.Client {
 	s.rulesMu.Lock()
 	defer s.rulesMu.Unlock()
-	return s.client(s.admitted)
+	return s.accessClient(s.admitted)
 }
 
 func (s *Server) sessionAt(i uint32) *session {

@@ -33,8 +33,8 @@ func (s *Server) watchSizes(ctx context.Context, interval time.Duration) {
 		}
 		devices = s.devicesWithNode(devices[:0])
 		for _, d := range devices {
-			if !d.looking.Swap(true) { // true: its file system or plugin has not answered the last check
-				go s.watch(ctx, d)
+			if !d.watching.Swap(true) { // true: its file system or plugin has not answered the last check
+				go s.watchSize(ctx, d)
 			}
 		}
 		if len(devices) > 0 {
@@ -73,19 +73,19 @@ func (s *Server) noteNode(d *device) {
 	}
 }
 
-// watch resizes d if its node has another size than at the last check. If the plugin
+// watchSize resizes d if its node has another size than at the last check. If the plugin
 // cannot take it now, the next check tries again. watch may block for ever, as nodeSize
 // does.
-func (s *Server) watch(ctx context.Context, d *device) {
-	defer d.looking.Store(false)
+func (s *Server) watchSize(ctx context.Context, d *device) {
+	defer d.watching.Store(false)
 	size, ok := nodeSize(d.file)
 	d.sizeMu.Lock()
 	defer d.sizeMu.Unlock()
-	if !ok || size == d.nodeSize || !d.serves() {
+	if !ok || size == d.nodeSize || !d.isServing() {
 		return
 	}
-	err := s.resize(ctx, d)
-	if err == nil || !passing(err) && !errors.Is(err, plugin.ErrExited) {
+	err := s.resizeDevice(ctx, d)
+	if err == nil || !isTransient(err) && !errors.Is(err, plugin.ErrExited) {
 		d.nodeSize = size
 	}
 	if err != nil && ctx.Err() == nil && d.untaken != size {
@@ -94,9 +94,9 @@ func (s *Server) watch(ctx context.Context, d *device) {
 	}
 }
 
-// resize asks the plugin for d's limits and tells clients of a new size. The
+// resizeDevice asks the plugin for d's limits and tells clients of a new size. The
 // caller holds d.sizeMu.
-func (s *Server) resize(ctx context.Context, d *device) error {
+func (s *Server) resizeDevice(ctx context.Context, d *device) error {
 	proc, err := d.plugin.sup.Current()
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func (s *Server) resize(ctx context.Context, d *device) error {
 	if err != nil {
 		return err
 	}
-	if err := compatible(d.limits.Load(), &limits); err != nil {
+	if err := checkCompatible(d.limits.Load(), &limits); err != nil {
 		return fmt.Errorf("the limits of %s have changed: %w", d.name, err)
 	}
 	s.takeLimits(d, limits)
@@ -123,19 +123,19 @@ func (s *Server) takeLimits(d *device, l blk.Limits) {
 	}
 	s.log.Info("device resized", "device", d.name, "from", old.Size, "to", l.Size)
 	s.cfg.Journal.Add(journal.Event{Kind: journal.Device, Device: d.name, From: fmt.Sprint(old.Size, " bytes"), To: fmt.Sprint(l.Size, " bytes")})
-	s.tellAll(d, rnbdwire.EventResize)
+	s.notifyUsers(d, rnbdwire.EventResize)
 }
 
-// tellAll tells the clients of all mappings of d.
-func (s *Server) tellAll(d *device, kind rnbdwire.EventKind) {
+// notifyUsers tells the clients of all mappings of d.
+func (s *Server) notifyUsers(d *device, kind rnbdwire.EventKind) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
 		if sess == nil {
 			continue
 		}
-		for _, m := range sess.mappings() {
+		for _, m := range sess.openMappings() {
 			if m.dev == d {
-				s.tell(m, kind)
+				s.notify(m, kind)
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func (s *Server) Resize(ctx context.Context, name string) error {
 		}
 		found = true
 		d.sizeMu.Lock()
-		errs = append(errs, s.resize(ctx, d))
+		errs = append(errs, s.resizeDevice(ctx, d))
 		d.sizeMu.Unlock()
 	}
 	if !found {

@@ -21,19 +21,19 @@ import (
 // them. docs/use/control-tree.md lists them. The caller may add to the
 // directories before they are served.
 func (s *Server) Tree() map[string]ctltree.Node {
-	t := tree{s}
-	class := ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exports()}}
+	t := controlTree{s}
+	class := ctltree.Fixed{"ctl": ctltree.Fixed{"devices": t.exportFolders()}}
 	if s.cfg.Logs != nil {
-		class["log_level"] = ctltree.LogLevels(t.s.cfg.Logs, t.s.logs().SetOne)
+		class["log_level"] = ctltree.LogLevels(t.s.cfg.Logs, t.s.logControl().SetOne)
 	}
 	return map[string]ctltree.Node{
 		"block":               ctltree.Folder{}, // belongs to the client; tools expect it on every host
 		"class/rnbd-server":   class,
-		"class/rtrs-server":   t.sessions(&today),
-		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exports()},
-		"kernel/ibtrs_server": t.sessions(&older),
+		"class/rtrs-server":   t.sessionFolders(&today),
+		"kernel/ibnbd_server": ctltree.Fixed{"devices": t.exportFolders()},
+		"kernel/ibtrs_server": t.sessionFolders(&older),
 		"module/rnbd_server": ctltree.Fixed{"parameters": ctltree.Fixed{
-			"port_nr":         ctltree.Text(t.port),
+			"port_nr":         ctltree.Text(t.listenPort),
 			"dev_search_path": ctltree.Text(t.searchPath),
 		}},
 		"module/rtrs_server": ctltree.Fixed{"parameters": ctltree.Fixed{
@@ -44,35 +44,35 @@ func (s *Server) Tree() map[string]ctltree.Node {
 	}
 }
 
-// port returns the port of the first listener.
-func (t tree) port() string {
-	if len(t.s.bound()) == 0 {
+// listenPort returns the port of the first listener.
+func (t controlTree) listenPort() string {
+	if len(t.s.boundAddresses()) == 0 {
 		return "0"
 	}
 	return strconv.Itoa(int(t.s.Addr(0).Port()))
 }
 
-func (t tree) searchPath() string {
+func (t controlTree) searchPath() string {
 	if t.s.cfg.SearchPath == "" {
 		return "/"
 	}
 	return t.s.cfg.SearchPath
 }
 
-func (t tree) alwaysInvalidate() string {
+func (t controlTree) alwaysInvalidate() string {
 	if t.s.cfg.AlwaysInvalidate {
 		return "Y"
 	}
 	return "N"
 }
 
-// exports has a folder for each node opened by a session: a block device
+// exportFolders has a folder for each node opened by a session: a block device
 // under its kernel name, a file under its path.
-func (t tree) exports() ctltree.Dir {
+func (t controlTree) exportFolders() ctltree.Dir {
 	byName := func() map[string][]*mapping {
 		out := map[string][]*mapping{}
-		for _, s := range t.open() {
-			for _, m := range s.mappings() {
+		for _, s := range t.openSessions() {
+			for _, m := range s.openMappings() {
 				name := exportName(m.dev)
 				out[name] = append(out[name], m)
 			}
@@ -86,7 +86,7 @@ func (t tree) exports() ctltree.Dir {
 			if len(users) == 0 {
 				return nil
 			}
-			dir := ctltree.Fixed{"sessions": t.users(func() []*mapping { return byName()[name] })}
+			dir := ctltree.Fixed{"sessions": t.userFolders(func() []*mapping { return byName()[name] })}
 			dev := users[0].dev
 			if l := nodeLink(dev.key.id); l != "" {
 				dir["block_dev"] = l
@@ -148,19 +148,19 @@ func blockStat(users []*mapping) string {
 			read += m.flows[i].tx.Load()
 			written += m.flows[i].rx.Load()
 		}
-		inFlight += m.inflight()
+		inFlight += m.inFlight()
 	}
 	return ctltree.BlockStat(read, written, inFlight)
 }
 
-// users has a folder for each session. If a session has the device open by
+// userFolders has a folder for each session. If a session has the device open by
 // several names, the further ones have a dot and the id appended. A session's
 // name has no dot.
-func (t tree) users(list func() []*mapping) ctltree.Dir {
+func (t controlTree) userFolders(list func() []*mapping) ctltree.Dir {
 	byName := func() map[string]*mapping {
 		out := map[string]*mapping{}
 		for _, m := range list() {
-			name := m.session.folder()
+			name := m.session.folderName()
 			if _, taken := out[name]; taken {
 				name += "." + strconv.Itoa(int(m.id))
 			}
@@ -172,14 +172,14 @@ func (t tree) users(list func() []*mapping) ctltree.Dir {
 		Names: func() []string { return slices.Sorted(maps.Keys(byName())) },
 		Node: func(name string) ctltree.Node {
 			if m := byName()[name]; m != nil {
-				return t.use(m)
+				return t.useNode(m)
 			}
 			return nil
 		},
 	}
 }
 
-func (t tree) use(m *mapping) ctltree.Node {
+func (t controlTree) useNode(m *mapping) ctltree.Node {
 	return ctltree.Fixed{
 		"access_mode": ctltree.Text(m.mode.String),
 		"read_only": ctltree.Text(func() string {
@@ -189,7 +189,7 @@ func (t tree) use(m *mapping) ctltree.Node {
 			return "0"
 		}),
 		"mapping_path": ctltree.Text(func() string { return names.Spell(m.name) }),
-		"force_close": digit("1", "Usage: echo 1 > force_close", func(context.Context) error {
+		"force_close": digitFile("1", "Usage: echo 1 > force_close", func(context.Context) error {
 			t.s.forceClose(m, "asked for in the control tree")
 			return nil
 		}),

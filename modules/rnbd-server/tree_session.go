@@ -15,16 +15,16 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rtrs/verbs"
 )
 
-// spelling is one of the two generations of control files in the kernel's
+// treeSpelling is one of the two generations of control files in the kernel's
 // RTRS.
-type spelling struct {
+type treeSpelling struct {
 	name  func(*session, rtrs.SrvPathInfo) string // of a path's folder
 	stats func(*session, int) ctltree.Fixed
 }
 
 var (
-	today = spelling{name: pathName, stats: pathStats}
-	older = spelling{
+	today = treeSpelling{name: pathName, stats: pathStats}
+	older = treeSpelling{
 		name:  func(_ *session, p rtrs.SrvPathInfo) string { return verbs.TreeString(p.Client.Addr()) },
 		stats: olderPathStats,
 	}
@@ -40,22 +40,22 @@ func pathName(s *session, p rtrs.SrvPathInfo) string {
 	return name
 }
 
-// folder returns the name of the session's folders: the spelling of its name, with "!"
+// folderName returns the name of the session's folders: the spelling of its name, with "!"
 // for a slash as in sysfs.
-func (s *session) folder() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
+func (s *session) folderName() string { return strings.ReplaceAll(names.Spell(s.name), "/", "!") }
 
-func (t tree) sessions(sp *spelling) ctltree.Dir {
+func (t controlTree) sessionFolders(sp *treeSpelling) ctltree.Dir {
 	return ctltree.Listing{
 		Names: func() (list []string) {
-			for _, s := range t.open() {
-				list = append(list, s.folder())
+			for _, s := range t.openSessions() {
+				list = append(list, s.folderName())
 			}
 			return list
 		},
 		Node: func(name string) ctltree.Node {
-			for _, s := range t.open() {
-				if s.folder() == name {
-					return ctltree.Fixed{"paths": paths(s, sp)}
+			for _, s := range t.openSessions() {
+				if s.folderName() == name {
+					return ctltree.Fixed{"paths": pathFolders(s, sp)}
 				}
 			}
 			return nil
@@ -63,10 +63,10 @@ func (t tree) sessions(sp *spelling) ctltree.Dir {
 	}
 }
 
-// paths has a folder for each path, from its INFO_REQ until it is closed. If
+// pathFolders has a folder for each path, from its INFO_REQ until it is closed. If
 // two have the same name, the number of the path is appended to the later
 // ones.
-func paths(s *session, sp *spelling) ctltree.Dir {
+func pathFolders(s *session, sp *treeSpelling) ctltree.Dir {
 	named := func() map[string]int {
 		out := map[string]int{}
 		for _, p := range s.transport.Paths() {
@@ -92,7 +92,7 @@ func paths(s *session, sp *spelling) ctltree.Dir {
 	}
 }
 
-func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
+func pathFiles(s *session, id int, sp *treeSpelling) ctltree.Node {
 	show := func(f func(rtrs.SrvPathInfo) string) *ctltree.File {
 		return &ctltree.File{Show: func() (string, error) {
 			for _, p := range s.transport.Paths() {
@@ -104,7 +104,7 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 		}}
 	}
 	return ctltree.Fixed{
-		"disconnect": digit("1", "Usage: echo 1 > disconnect", func(context.Context) error { return s.transport.DisconnectPath(id) }),
+		"disconnect": digitFile("1", "Usage: echo 1 > disconnect", func(context.Context) error { return s.transport.DisconnectPath(id) }),
 		"hca_name":   show(func(p rtrs.SrvPathInfo) string { return p.Device }),
 		"hca_port":   show(func(p rtrs.SrvPathInfo) string { return strconv.Itoa(p.Port) }),
 		"src_addr":   show(func(p rtrs.SrvPathInfo) string { return verbs.TreeString(p.Client.Addr()) }),
@@ -113,10 +113,10 @@ func pathFiles(s *session, id int, sp *spelling) ctltree.Node {
 	}
 }
 
-// counted returns a file with the counters of a path. Writing digitToReset
+// counterFile returns a file with the counters of a path. Writing digitToReset
 // resets them.
-func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
-	f := digit(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
+func counterFile(s *session, id int, digitToReset string, kind rtrs.StatKind, show func(*rtrs.PathDetails) string) *ctltree.File {
+	f := digitFile(digitToReset, "", func(context.Context) error { return s.transport.ResetStats(id, kind) })
 	f.Show = func() (string, error) {
 		d, err := s.transport.PathDetails(id)
 		if err != nil {
@@ -128,7 +128,7 @@ func counted(s *session, id int, digitToReset string, kind rtrs.StatKind, show f
 }
 
 func pathStats(s *session, id int) ctltree.Fixed {
-	return ctltree.Fixed{"rdma": counted(s, id, "1", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
+	return ctltree.Fixed{"rdma": counterFile(s, id, "1", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
 		return fmt.Sprintf("%d %d %d %d", d.ReadCount, d.ReadBytes, d.WriteCount, d.WriteBytes)
 	})}
 }
@@ -137,13 +137,13 @@ func pathStats(s *session, id int) ctltree.Fixed {
 // reset them.
 func olderPathStats(s *session, id int) ctltree.Fixed {
 	return ctltree.Fixed{
-		"rdma": counted(s, id, "0", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
+		"rdma": counterFile(s, id, "0", rtrs.StatRDMA, func(d *rtrs.PathDetails) string {
 			return fmt.Sprintf("%d %d %d %d %d", d.ReadCount, d.ReadBytes, d.WriteCount, d.WriteBytes, d.Inflight)
 		}),
-		"wc_completion": counted(s, id, "0", rtrs.StatWCCompletion, func(d *rtrs.PathDetails) string {
+		"wc_completion": counterFile(s, id, "0", rtrs.StatWCCompletion, func(d *rtrs.PathDetails) string {
 			return fmt.Sprintf("%d %d %d", d.Completions.Max(), d.Completions.Total(), d.Completions.Calls())
 		}),
-		"reset_all": digit("0", "echo 0 to reset all statistics", func(context.Context) error {
+		"reset_all": digitFile("0", "echo 0 to reset all statistics", func(context.Context) error {
 			return s.transport.ResetStats(id, rtrs.StatAll)
 		}),
 	}

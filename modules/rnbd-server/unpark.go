@@ -12,14 +12,14 @@ func (p *ioPlugin) unpark(d *device) {
 // unpark sends the parked requests of d again, or fails them. Requests that a
 // dead process had stay parked until d's fence has passed. It runs on the pump.
 func (q *ioQueue) unpark(d *device) {
-	unfenced := d.now() == devFailing
-	q.each(func(r *request) {
+	unfenced := d.currentState() == devFailing
+	q.eachRequest(func(r *request) {
 		if r.state == reqParked && r.m.dev == d && !(unfenced && r.sent != 0) {
 			q.sendParked(r)
 		}
 	})
-	if d.fails() {
-		q.feed()
+	if d.isFailing() {
+		q.feedRing()
 	}
 	if q.sub != nil {
 		q.sub.Publish()
@@ -29,7 +29,7 @@ func (q *ioQueue) unpark(d *device) {
 // sendParked continues a parked request. A write that a dead process had counts
 // as a repetition, since it may have been carried out.
 func (q *ioQueue) sendParked(r *request) {
-	if r.sent == 0 || !r.sqe.Op.Modifies() || r.m.dev.fails() || q.beginRepeat(r, r.sent) {
+	if r.sent == 0 || !r.sqe.Op.Modifies() || r.m.dev.isFailing() || q.beginRepeat(r, r.sent) {
 		q.admit(r)
 	}
 }

@@ -197,8 +197,8 @@ func TestVolumes_PauseHoldsWritesBack(t *testing.T) {
 	eventually(t, "the write is in the plugin", func() bool { return len(p.mem.requests()) == 1 })
 	brief, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := p.server.Pause(brief, vid); !errors.Is(err, syscall.ETIMEDOUT) || d.now() != devOpen {
-		t.Errorf("pause while a write does not end: %v, the device is %s", err, d.now())
+	if _, err := p.server.Pause(brief, vid); !errors.Is(err, syscall.ETIMEDOUT) || d.currentState() != devOpen {
+		t.Errorf("pause while a write does not end: %v, the device is %s", err, d.currentState())
 	}
 	p.mem.setHold(false)
 	resume, err := p.server.Pause(t.Context(), vid)
@@ -239,7 +239,7 @@ func TestVolumes_PluginDiesInPause(t *testing.T) {
 	must(t, err)
 	write := a.start(false, 4096, ioMessage(id, blk.Write, 0, 0, 4096))
 	p.process().Kill()
-	eventually(t, "the device is open again", d.serves)
+	eventually(t, "the device is open again", d.isServing)
 	if err := resume(); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("the end of the pause: %v", err)
 	}
@@ -252,7 +252,7 @@ func TestVolumes_PluginDiesInPause(t *testing.T) {
 func (d *device) inPause(s *Server) (n int) {
 	for _, q := range d.plugin.queues {
 		s.pumps[q.pump].pump.Call(func() {
-			q.each(func(r *request) {
+			q.eachRequest(func(r *request) {
 				if r.state == reqParked && r.m.dev == d {
 					n++
 				}

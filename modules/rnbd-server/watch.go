@@ -11,35 +11,35 @@ import (
 // The watchdog looks at intervals for requests that are older than
 // Config.HungAfter, and logs those that failed. Pumps without a request are not
 // woken. A pump looks through the requests of one session at a time, so that a
-// look delays a request by no more than that.
+// scan delays a request by no more than that.
 
 // startWatchdog starts the watchdog, unless HungAfter is zero.
 func (s *Server) startWatchdog() {
 	if s.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &watching{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter, Journal: s.cfg.Journal})}
+	w := &hungWatch{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter, Journal: s.cfg.Journal})}
 	for i := range s.pumps {
-		l := &look{server: s, pump: i}
+		l := &pumpScan{server: s, pump: i}
 		l.done.Store(true)
 		w.looks = append(w.looks, l)
 	}
 	s.watchdog = w
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { watchdog.Run(ctx.Done(), s.cfg.HungAfter, w.look) })
+	wg.Go(func() { watchdog.Run(ctx.Done(), s.cfg.HungAfter, w.scanAll) })
 	s.stopWatchdog = func() { cancel(); wg.Wait() }
 }
 
-// look logs what has failed, and takes over and begins the looks of the pumps.
-func (w *watching) look(now time.Time) (busy bool) {
+// scanAll logs what has failed, and takes over and begins the scans of the pumps.
+func (w *hungWatch) scanAll(now time.Time) (busy bool) {
 	failed := w.logFailures(now)
-	return w.round(now) || failed
+	return w.nextRound(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports
 // whether there were any.
-func (w *watching) logFailures(now time.Time) (some bool) {
+func (w *hungWatch) logFailures(now time.Time) (some bool) {
 	for _, p := range w.server.pumps {
 		p.failed.Take(func(f watchdog.Failure[*device]) {
 			watchdog.Failed(w.reporter, w.server.log.With("device", f.Device.path), f.Device.path, f, now)
@@ -49,15 +49,15 @@ func (w *watching) logFailures(now time.Time) (some bool) {
 	return some
 }
 
-// round takes over the looks that have ended and begins the next ones. A pump
+// nextRound takes over the scans that have ended and begins the next ones. A pump
 // that has not answered keeps its last result. It reports whether a pump has
 // requests, or had some that hung.
-func (w *watching) round(now time.Time) (busy bool) {
+func (w *hungWatch) nextRound(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
 		if l.done.Load() {
 			found = append(found, l.found...)
-			busy = l.begin(now) || busy
+			busy = l.beginScan(now) || busy
 		} else {
 			busy = true
 			l.notAnswered(now)
@@ -67,8 +67,8 @@ func (w *watching) round(now time.Time) (busy bool) {
 	return busy || len(found) > 0
 }
 
-// begin asks the pump to look, if it has a request, and reports whether it has.
-func (l *look) begin(now time.Time) bool {
+// beginScan asks the pump to look, if it has a request, and reports whether it has.
+func (l *pumpScan) beginScan(now time.Time) bool {
 	l.found, l.isStuck = nil, false
 	if !l.server.pumps[l.pump].busy() {
 		return false
@@ -81,13 +81,13 @@ func (l *look) begin(now time.Time) bool {
 	}
 	l.asked = now
 	l.done.Store(false)
-	l.server.pumps[l.pump].pump.Do(func() { l.sessions(busy) })
+	l.server.pumps[l.pump].pump.Do(func() { l.scanSessions(busy) })
 	return true
 }
 
 // busyOn reports whether a device of s has a request on a pump.
 func (s *session) busyOn(pump int) bool {
-	for _, m := range s.all() {
+	for _, m := range s.allMappings() {
 		if m.flows[pump].inflight.Load() > 0 {
 			return true
 		}
@@ -96,26 +96,26 @@ func (s *session) busyOn(pump int) bool {
 }
 
 // notAnswered reports a pump that does not answer for HungAfter.
-func (l *look) notAnswered(now time.Time) {
+func (l *pumpScan) notAnswered(now time.Time) {
 	if took := now.Sub(l.asked); took >= l.server.cfg.HungAfter && !l.isStuck {
 		l.isStuck = true
 		l.server.log.Error("a pump does not answer", "pump", l.server.pumps[l.pump].pump.Name(), "after", took.Round(time.Second).String())
 	}
 }
 
-// sessions looks at the requests of the first session and goes on with the
+// scanSessions looks at the requests of the first session and goes on with the
 // next one after the pump has done other work. It runs on the pump.
-func (l *look) sessions(rest []*session) {
+func (l *pumpScan) scanSessions(rest []*session) {
 	if len(rest) == 0 {
 		l.done.Store(true)
 		return
 	}
-	l.requests(rest[0])
-	l.server.pumps[l.pump].pump.Do(func() { l.sessions(rest[1:]) })
+	l.scanRequests(rest[0])
+	l.server.pumps[l.pump].pump.Do(func() { l.scanSessions(rest[1:]) })
 }
 
-// requests adds the requests of s that hang. It runs on the pump.
-func (l *look) requests(s *session) {
+// scanRequests adds the requests of s that hang. It runs on the pump.
+func (l *pumpScan) scanRequests(s *session) {
 	limit := int64(l.server.cfg.HungAfter)
 	now := l.server.pumps[l.pump].pump.Now()
 	for i := range s.reqs {
@@ -146,8 +146,8 @@ func (r *request) hangsAt() watchdog.Stage {
 	return watchdog.Queue
 }
 
-// hung returns the requests of a device that hang.
-func (s *Server) hung(path string) []watchdog.Hung {
+// hungRequests returns the requests of a device that hang.
+func (s *Server) hungRequests(path string) []watchdog.Hung {
 	if s.watchdog == nil {
 		return nil
 	}

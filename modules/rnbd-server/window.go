@@ -41,8 +41,8 @@ const (
 	sharedFor = 100 * time.Millisecond
 )
 
-// note records that l uses the queue.
-func (q *ioQueue) note(l *lane) {
+// noteLane records that l uses the queue.
+func (q *ioQueue) noteLane(l *sessionLane) {
 	if last := q.last; last != l {
 		if last != nil && q.now-q.lastAt < sharedFor {
 			q.sharedUntil = q.now + sharedFor
@@ -56,29 +56,29 @@ func (q *ioQueue) note(l *lane) {
 }
 
 // roomFor reports whether f may have one more request in the plugin.
-func (q *ioQueue) roomFor(f *flow) bool {
+func (q *ioQueue) roomFor(f *mappingFlow) bool {
 	switch {
 	case q.sub == nil, !q.sub.Fits(int(f.load.sent)):
 		return false
 	case q.now < q.modestUntil:
-		return f.sent < f.share(modestWindow)
+		return f.sent < f.windowShare(modestWindow)
 	case q.now < q.sharedUntil:
-		return f.sent < f.share(contendedWindow)
+		return f.sent < f.windowShare(contendedWindow)
 	}
 	return true
 }
 
-// share returns f's part of its session's window.
-func (f *flow) share(window int32) int32 {
+// windowShare returns f's part of its session's window.
+func (f *mappingFlow) windowShare(window int32) int32 {
 	return max(window/max(f.lane.active, 1), window/windowShare)
 }
 
-// idle reports whether f has no request here.
-func (f *flow) idle() bool { return f.sent == 0 && f.head < 0 }
+// isIdle reports whether f has no request here.
+func (f *mappingFlow) isIdle() bool { return f.sent == 0 && f.head < 0 }
 
-// began counts a request that is sent to the plugin.
-func (f *flow) began() {
-	if f.idle() {
+// onSent counts a request that is sent to the plugin.
+func (f *mappingFlow) onSent() {
+	if f.isIdle() {
 		f.lane.active++
 	}
 	f.sent++
@@ -86,20 +86,20 @@ func (f *flow) began() {
 	f.load.sent++
 }
 
-// ended counts a request that has returned from it.
-func (f *flow) ended() {
+// onReturned counts a request that has returned from it.
+func (f *mappingFlow) onReturned() {
 	f.sent--
 	f.lane.sent--
 	f.load.sent--
-	if f.idle() {
+	if f.isIdle() {
 		f.lane.active--
 	}
 }
 
-// wait appends r to the waiting requests of f.
-func (q *ioQueue) wait(f *flow, r *request) {
+// enqueueWaiting appends r to the waiting requests of f.
+func (q *ioQueue) enqueueWaiting(f *mappingFlow, r *request) {
 	r.state, r.next = reqBacklog, -1
-	if f.idle() {
+	if f.isIdle() {
 		f.lane.active++
 	}
 	chunk := int32(r.op.Chunk())
@@ -111,7 +111,7 @@ func (q *ioQueue) wait(f *flow, r *request) {
 	f.tail = chunk
 	l := f.lane
 	if !f.listed {
-		l.push(f)
+		l.pushFlow(f)
 	}
 	if !l.listed {
 		l.listed = true
@@ -119,16 +119,16 @@ func (q *ioQueue) wait(f *flow, r *request) {
 	}
 }
 
-// pop removes r, the first waiting request, from f.
-func (f *flow) pop(r *request) {
+// popRequest removes r, the first waiting request, from f.
+func (f *mappingFlow) popRequest(r *request) {
 	f.head = r.next
-	if f.idle() {
+	if f.isIdle() {
 		f.lane.active--
 	}
 }
 
-// push appends f to l.
-func (l *lane) push(f *flow) {
+// pushFlow appends f to l.
+func (l *sessionLane) pushFlow(f *mappingFlow) {
 	f.listed, f.next = true, nil
 	if l.first == nil {
 		l.first = f
@@ -138,8 +138,8 @@ func (l *lane) push(f *flow) {
 	l.last = f
 }
 
-// pop removes the first flow from l.
-func (l *lane) pop() *flow {
+// popFlow removes the first flow from l.
+func (l *sessionLane) popFlow() *mappingFlow {
 	f := l.first
 	l.first, f.next, f.listed = f.next, nil, false
 	if l.first == nil {
@@ -148,8 +148,8 @@ func (l *lane) pop() *flow {
 	return f
 }
 
-// clock reads the pump's clock and stores the time in now.
-func (q *ioQueue) clock() int64 {
+// updateClock reads the pump's clock and stores the time in now.
+func (q *ioQueue) updateClock() int64 {
 	t := q.server.pumps[q.pump].pump.Now()
 	q.now = time.Duration(t)
 	return t

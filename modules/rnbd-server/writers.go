@@ -7,12 +7,12 @@ import (
 	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
 )
 
-// writers counts, per node, the mappings that may write. Read-only mappings
+// writerCounts counts, per node, the mappings that may write. Read-only mappings
 // are not counted (docs/extend/protocol/rnbd.md, "Access modes").
-type writers map[nodeID]int
+type writerCounts map[nodeID]int
 
-// take admits a mapping in mode m, or returns the reason against it.
-func (w writers) take(id nodeID, m blk.AccessMode) error {
+// admit admits a mapping in mode m, or returns the reason against it.
+func (w writerCounts) admit(id nodeID, m blk.AccessMode) error {
 	limit := 0
 	switch m {
 	case blk.ReadOnly:
@@ -31,8 +31,8 @@ func (w writers) take(id nodeID, m blk.AccessMode) error {
 	return nil
 }
 
-// give ends a mapping that take admitted.
-func (w writers) give(id nodeID, m blk.AccessMode) {
+// release ends a mapping that take admitted.
+func (w writerCounts) release(id nodeID, m blk.AccessMode) {
 	if m == blk.ReadOnly {
 		return
 	}

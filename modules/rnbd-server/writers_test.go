@@ -28,12 +28,12 @@ func TestR129_AccessModes(t *testing.T) {
 		{"unknown mode", nil, 7, syscall.EINVAL},
 	} {
 		t.Run("R-129 "+c.name, func(t *testing.T) {
-			w := writers{}
+			w := writerCounts{}
 			id := nodeID{dev: 1}
 			for _, m := range c.held {
-				must(t, w.take(id, m))
+				must(t, w.admit(id, m))
 			}
-			if err := w.take(id, c.ask); !errors.Is(err, c.want) {
+			if err := w.admit(id, c.ask); !errors.Is(err, c.want) {
 				t.Fatalf("got %v, want %v", err, c.want)
 			}
 		})
@@ -41,14 +41,14 @@ func TestR129_AccessModes(t *testing.T) {
 }
 
 func TestWritersAreForgotten(t *testing.T) {
-	w := writers{}
+	w := writerCounts{}
 	id := nodeID{dev: 1}
-	must(t, w.take(id, blk.ReadWrite))
-	must(t, w.take(id, blk.Migration))
-	w.give(id, blk.ReadWrite)
-	must(t, w.take(id, blk.Migration))
-	w.give(id, blk.Migration)
-	w.give(id, blk.Migration)
+	must(t, w.admit(id, blk.ReadWrite))
+	must(t, w.admit(id, blk.Migration))
+	w.release(id, blk.ReadWrite)
+	must(t, w.admit(id, blk.Migration))
+	w.release(id, blk.Migration)
+	w.release(id, blk.Migration)
 	if len(w) != 0 {
 		t.Fatalf("left over: %v", w)
 	}

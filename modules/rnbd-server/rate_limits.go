@@ -9,18 +9,18 @@ import (
 
 // DATA PATH. Token buckets in one atomic word each.
 
-// pace are limits in the units of the buckets.
-type pace struct {
+// rateLimits are limits in the units of the buckets.
+type rateLimits struct {
 	access.Limits
 	op                 int64 // ns of a request; 0: no limit
 	opSlack, byteSlack int64 // ns that a bucket may owe when a request begins
 }
 
-// bucket is a time on the pumps' clock. All tokens that were taken are paid for by
+// tokenBucket is a time on the pumps' clock. All tokens that were taken are paid for by
 // then.
-type bucket struct{ paid atomic.Int64 }
+type tokenBucket struct{ paid atomic.Int64 }
 
-func (b *bucket) take(now, cost int64) {
+func (b *tokenBucket) takeTokens(now, cost int64) {
 	for {
 		old := b.paid.Load()
 		if b.paid.CompareAndSwap(old, max(old, now)+cost) {
@@ -31,8 +31,8 @@ func (b *bucket) take(now, cost int64) {
 
 const second = int64(time.Second)
 
-func newPace(l access.Limits) *pace {
-	p := &pace{Limits: l}
+func newPace(l access.Limits) *rateLimits {
+	p := &rateLimits{Limits: l}
 	if l.IOPS > 0 {
 		burst := l.IOPSBurst
 		if burst == 0 {
@@ -44,11 +44,13 @@ func newPace(l access.Limits) *pace {
 	if l.Bytes > 0 {
 		p.byteSlack = second / 10
 		if l.BytesBurst > 0 {
-			p.byteSlack = p.bytes(l.BytesBurst)
+			p.byteSlack = p.byteCost(l.BytesBurst)
 		}
 	}
 	return p
 }
 
-// bytes returns the ns that n bytes cost.
-func (p *pace) bytes(n int64) int64 { return int64(float64(n) / float64(p.Bytes) * float64(second)) }
+// byteCost returns the ns that n bytes cost.
+func (p *rateLimits) byteCost(n int64) int64 {
+	return int64(float64(n) / float64(p.Bytes) * float64(second))
+}

@@ -19,9 +19,9 @@ func newRuleSet(rules *access.Rules) *ruleSet {
 	return set
 }
 
-// decision returns the number of the rule that decides about an open device. It is 0
+// decidingRule returns the number of the rule that decides about an open device. It is 0
 // if there is none.
-func (s *Server) decision(set *ruleSet, m *mapping) (number int) {
+func (s *Server) decidingRule(set *ruleSet, m *mapping) (number int) {
 	if set.Len() == 0 || m.private {
 		return 0
 	}
@@ -34,7 +34,7 @@ func (s *Server) takeShare(m *mapping) error {
 	s.sharesMu.Lock()
 	defer s.sharesMu.Unlock()
 	set := s.rules.Load()
-	n := s.decision(set, m)
+	n := s.decidingRule(set, m)
 	if n == 0 || m.share != nil || m.closed.Load() {
 		return nil
 	}
@@ -45,7 +45,7 @@ func (s *Server) takeShare(m *mapping) error {
 	case l.Sessions > 0 && b.sessions[m.session] == 0 && len(b.sessions) >= l.Sessions:
 		return fmt.Errorf("rule %d allows devices to %d sessions, and they have some: %w", n, l.Sessions, syscall.EMFILE)
 	}
-	b.add(m)
+	b.addMapping(m)
 	return nil
 }
 
@@ -54,20 +54,20 @@ func (s *Server) giveShare(m *mapping) {
 	s.sharesMu.Lock()
 	defer s.sharesMu.Unlock()
 	if m.share != nil {
-		m.share.remove(m)
+		m.share.removeMapping(m)
 	}
 }
 
-// add counts m. Server.sharesMu is held.
-func (b *budget) add(m *mapping) {
+// addMapping counts m. Server.sharesMu is held.
+func (b *budget) addMapping(m *mapping) {
 	m.share = b
 	b.devices++
 	b.sessions[m.session]++
-	b.apply(m)
+	b.applyTo(m)
 }
 
-// apply gives the pumps the budget of m if it holds up requests.
-func (b *budget) apply(m *mapping) {
+// applyTo gives the pumps the budget of m if it holds up requests.
+func (b *budget) applyTo(m *mapping) {
 	if b.pace.Load().Paces() {
 		m.budget.Store(b)
 	} else {
@@ -75,7 +75,7 @@ func (b *budget) apply(m *mapping) {
 	}
 }
 
-func (b *budget) remove(m *mapping) {
+func (b *budget) removeMapping(m *mapping) {
 	m.share = nil
 	b.devices--
 	if b.sessions[m.session]--; b.sessions[m.session] == 0 {
@@ -92,16 +92,16 @@ func (s *Server) setRules(rules *access.Rules) (old *ruleSet) {
 	set := newRuleSet(rules)
 	old = s.rules.Swap(set)
 	s.eachMapping(func(m *mapping) {
-		n := s.decision(set, m)
+		n := s.decidingRule(set, m)
 		if n == 0 && set.Len() > 0 {
 			return
 		}
 		if m.share != nil {
-			m.share.remove(m)
+			m.share.removeMapping(m)
 		}
 		m.budget.Store(nil)
 		if n > 0 {
-			set.budgets[n-1].add(m)
+			set.budgets[n-1].addMapping(m)
 		}
 	})
 	s.wakePumps()
@@ -112,7 +112,7 @@ func (s *Server) setRules(rules *access.Rules) (old *ruleSet) {
 func (s *Server) eachMapping(f func(*mapping)) {
 	for i := range s.sessions {
 		if sess := s.sessions[i].Load(); sess != nil {
-			for _, m := range sess.mappings() {
+			for _, m := range sess.openMappings() {
 				f(m)
 			}
 		}
@@ -143,27 +143,27 @@ func (s *Server) SetLimits(rule int, l access.Limits) error {
 	b.pace.Store(newPace(l))
 	s.eachMapping(func(m *mapping) {
 		if m.share == b {
-			b.apply(m)
+			b.applyTo(m)
 		}
 	})
 	s.wakePumps()
 	return nil
 }
 
-// share describes the use of a rule.
-type share struct {
+// ruleUse describes the use of a rule.
+type ruleUse struct {
 	access.Limits
 	OpenSessions, OpenDevices, Queued int
 	Waited                            uint64 // requests that had to wait, since the rules were set
 }
 
-// shares returns the rules and the use of each.
-func (s *Server) shares() (rules *access.Rules, list []share) {
+// ruleUses returns the rules and the use of each.
+func (s *Server) ruleUses() (rules *access.Rules, list []ruleUse) {
 	s.sharesMu.Lock()
 	defer s.sharesMu.Unlock()
 	set := s.rules.Load()
 	for _, b := range set.budgets {
-		list = append(list, share{b.pace.Load().Limits, len(b.sessions), b.devices, int(b.queued.Load()), b.waited.Load()})
+		list = append(list, ruleUse{b.pace.Load().Limits, len(b.sessions), b.devices, int(b.queued.Load()), b.waited.Load()})
 	}
 	return set.Rules, list
 }

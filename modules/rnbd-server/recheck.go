@@ -13,31 +13,31 @@ import (
 // would not be let in any more. A client with another certificate by then connects
 // again with it.
 
-// doubt is a path that its client could not connect any more.
-type doubt struct {
+// unprovedPath is a path that its client could not connect any more.
+type unprovedPath struct {
 	sess *session
 	path rtrs.SrvPathInfo
 	why  error
 }
 
-// Judge closes after grace the paths of clients that could not prove their identities
+// RecheckIdentities closes after grace the paths of clients that could not prove their identities
 // any more, unless they can by then. It does not wait for that.
-func (s *Server) Judge(grace time.Duration) {
-	for _, d := range s.doubts() {
+func (s *Server) RecheckIdentities(grace time.Duration) {
+	for _, d := range s.unprovedPaths() {
 		s.log.Warn("the identity of a client does not hold any more, its path is closed after the grace time", "session", d.sess.name,
 			"client", d.path.Client, "identity", d.path.Security.Peer, "pause", grace, "err", d.why)
 	}
 	go func() { // also for clients that are about to connect
 		select {
 		case <-time.After(grace):
-			s.closeDoubts()
+			s.closeUnproved()
 		case <-s.admins.Done():
 		}
 	}()
 }
 
-// doubts lists the paths that their clients could not connect any more.
-func (s *Server) doubts() (out []doubt) {
+// unprovedPaths lists the paths that their clients could not connect any more.
+func (s *Server) unprovedPaths() (out []unprovedPath) {
 	for i := range s.sessions {
 		sess := s.sessions[i].Load()
 		if sess == nil || sess.ended.Load() {
@@ -48,16 +48,16 @@ func (s *Server) doubts() (out []doubt) {
 				continue
 			}
 			if err := p.Security.Proof.Holds(); err != nil {
-				out = append(out, doubt{sess, p, err})
+				out = append(out, unprovedPath{sess, p, err})
 			}
 		}
 	}
 	return out
 }
 
-func (s *Server) closeDoubts() {
-	bySession := map[*session][]doubt{}
-	for _, d := range s.doubts() {
+func (s *Server) closeUnproved() {
+	bySession := map[*session][]unprovedPath{}
+	for _, d := range s.unprovedPaths() {
 		bySession[d.sess] = append(bySession[d.sess], d)
 	}
 	var wg sync.WaitGroup
@@ -70,7 +70,7 @@ func (s *Server) closeDoubts() {
 // closePaths closes paths of a session. If it has no other, its client is told to hold
 // back its requests until it has connected again, as at a hand-over: one that has
 // another certificate loses none.
-func (s *Server) closePaths(sess *session, all []doubt) {
+func (s *Server) closePaths(sess *session, all []unprovedPath) {
 	connected := 0
 	for _, p := range sess.transport.Paths() {
 		if p.State == rtrs.SrvPathConnected {
@@ -78,12 +78,12 @@ func (s *Server) closePaths(sess *session, all []doubt) {
 		}
 	}
 	if connected == len(all) {
-		s.tellOne(sess, func(in *inbox) { in.leave, in.grace = in.last, HandOverGrace })
-		told, cancel := context.WithTimeout(s.admins, tellTime)
-		until(told, func() bool { return !sess.hasNews() })
+		s.notifyOne(sess, func(in *eventQueue) { in.leave, in.grace = in.last, HandOverGrace })
+		told, cancel := context.WithTimeout(s.admins, notifyTime)
+		pollUntil(told, func() bool { return !sess.hasEvents() })
 		cancel()
-		quiet, cancel := context.WithTimeout(s.admins, settleTime)
-		until(quiet, func() bool { return !sess.isHeld() || sess.busy() == nil })
+		quiet, cancel := context.WithTimeout(s.admins, deliveryTime)
+		pollUntil(quiet, func() bool { return !sess.isHeld() || sess.busyMapping() == nil })
 		cancel()
 	}
 	for _, d := range all {

@@ -6,15 +6,15 @@ import (
 	"syscall"
 )
 
-// take waits for the turn of id until ctx ends.
-func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
+// Lock waits for the lock of id until ctx ends.
+func (t *nodeLocks) Lock(ctx context.Context, id nodeID) (*nodeLock, error) {
 	t.mu.Lock()
 	n := t.nodes[id]
 	if n == nil {
 		if t.nodes == nil {
-			t.nodes = map[nodeID]*turn{}
+			t.nodes = map[nodeID]*nodeLock{}
 		}
-		n = &turn{of: t, id: id, free: make(chan struct{}, 1)}
+		n = &nodeLock{of: t, id: id, free: make(chan struct{}, 1)}
 		n.free <- struct{}{}
 		t.nodes[id] = n
 	}
@@ -24,19 +24,19 @@ func (t *turns) take(ctx context.Context, id nodeID) (*turn, error) {
 	case <-n.free:
 		return n, nil
 	case <-ctx.Done():
-		n.drop()
+		n.release()
 		return nil, context.Cause(ctx)
 	}
 }
 
-// give ends the caller's turn.
-func (n *turn) give() {
+// Unlock unlocks the node.
+func (n *nodeLock) Unlock() {
 	n.free <- struct{}{}
-	n.drop()
+	n.release()
 }
 
-// drop counts one user less; the last one removes the turn.
-func (n *turn) drop() {
+// release counts one user less; the last one removes the lock.
+func (n *nodeLock) release() {
 	n.of.mu.Lock()
 	defer n.of.mu.Unlock()
 	if n.users--; n.users == 0 {
@@ -52,9 +52,9 @@ const (
 	maxSessionLookUps = 8
 )
 
-// takeLookUp takes a place for work on names of sess, and reports whether it had
-// one before ctx ended. giveLookUp must follow, when the file system has answered.
-func (s *Server) takeLookUp(ctx context.Context, sess *session) bool {
+// acquireLookUp takes a place for work on names of sess, and reports whether it had
+// one before ctx ended. releaseLookUp must follow, when the file system has answered.
+func (s *Server) acquireLookUp(ctx context.Context, sess *session) bool {
 	for _, places := range []chan struct{}{sess.lookUps, s.lookUps} {
 		select {
 		case places <- struct{}{}:
@@ -68,7 +68,7 @@ func (s *Server) takeLookUp(ctx context.Context, sess *session) bool {
 	return true
 }
 
-func (s *Server) giveLookUp(sess *session) {
+func (s *Server) releaseLookUp(sess *session) {
 	<-s.lookUps
 	<-sess.lookUps
 }
@@ -84,11 +84,11 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 	jail := s.jail
 	if p, _ := jail.pool(name); p == nil {
 		var err error
-		if jail, err = jail.of(sess.identity()); err != nil {
+		if jail, err = jail.jailFor(sess.provedIdentity()); err != nil {
 			return nil, fmt.Errorf("open %q for session %q: %w", name, sess.name, err)
 		}
 	}
-	if !s.takeLookUp(ctx, sess) {
+	if !s.acquireLookUp(ctx, sess) {
 		return fail("other names that were asked for do not resolve", syscall.EBUSY)
 	}
 	type found struct {
@@ -98,7 +98,7 @@ func (s *Server) lookUp(ctx context.Context, sess *session, name string) (*node,
 	done := make(chan found) // unbuffered: if the caller has given up, the goroutine closes the node
 	go func() {
 		n, err := s.cfg.lookUp(jail, sess.name, name)
-		s.giveLookUp(sess)
+		s.releaseLookUp(sess)
 		select {
 		case done <- found{n, err}:
 		case <-ctx.Done():

@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// owners are the identities that have used names of sessions first. A name belongs to
+// sessionOwners are the identities that have used names of sessions first. A name belongs to
 // its identity until the server ends, or until the identity has used maxNames others.
-type owners struct {
+type sessionOwners struct {
 	mu    sync.Mutex
 	owner map[string]string   // by name
 	names map[string][]string // by identity, the oldest first
@@ -19,9 +19,9 @@ type owners struct {
 // their users do not name.
 const maxNames = 1024
 
-// take gives the name of a session to an identity. EACCES: it belongs to another one.
+// claim gives the name of a session to an identity. EACCES: it belongs to another one.
 // A client without identity owns no names, and may use those without an owner.
-func (o *owners) take(name, identity string) error {
+func (o *sessionOwners) claim(name, identity string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if owner := o.owner[name]; owner != "" || identity == "" {

@@ -8,10 +8,10 @@ import (
 )
 
 // The record of the writers of a node, and the answer to the question whether a
-// client may repeat a write: usage and departures. replay.go asks it.
+// client may repeat a write: writerHistory and departedWriters. replay.go uses them.
 
-// note records that writer may have written until at. If at is 0 it has not.
-func (d *departures) note(writer uint64, at int64) {
+// noteWrite records that writer may have written until at. If at is 0 it has not.
+func (d *departedWriters) noteWrite(writer uint64, at int64) {
 	switch {
 	case at == 0:
 	case writer == d.latest:
@@ -25,64 +25,64 @@ func (d *departures) note(writer uint64, at int64) {
 
 // butOf returns the time until which writers other than writer may have
 // written. It returns 0 if none has.
-func (d *departures) butOf(writer uint64) int64 {
+func (d *departedWriters) butOf(writer uint64) int64 {
 	if writer == d.latest {
 		return d.others
 	}
 	return d.at
 }
 
-// maxUsages bounds the records of nodes without a writer.
-const maxUsages = 4096
+// maxHistories bounds the records of nodes without a writer.
+const maxHistories = 4096
 
-// usageOf returns the usage of a node. Caller has the node's turn.
-func (s *Server) usageOf(id nodeID) *usage {
+// historyOf returns the history of a node. The caller holds the nodeLock.
+func (s *Server) historyOf(id nodeID) *writerHistory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if u := s.usages[id]; u != nil {
+	if u := s.histories[id]; u != nil {
 		return u
 	}
-	if len(s.usages) >= maxUsages {
-		s.forgetUsage()
+	if len(s.histories) >= maxHistories {
+		s.forgetHistories()
 	}
-	u := &usage{}
-	u.gone.note(0, s.forgotten) // a client may have written until then
-	s.usages[id] = u
+	u := &writerHistory{}
+	u.gone.noteWrite(0, s.forgotten) // a client may have written until then
+	s.histories[id] = u
 	return u
 }
 
-// knownUsage returns the usage of a node, nil if there is none.
-func (s *Server) knownUsage(id nodeID) *usage {
+// knownUsage returns the history of a node, nil if there is none.
+func (s *Server) knownUsage(id nodeID) *writerHistory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.usages[id]
+	return s.histories[id]
 }
 
-// forgetUsage removes a record to make room for another one. The caller holds
+// forgetHistories removes a record to make room for another one. The caller holds
 // mu.
-func (s *Server) forgetUsage() {
+func (s *Server) forgetHistories() {
 	var oldest nodeID
-	var left *usage
-	for id, u := range s.usages {
+	var left *writerHistory
+	for id, u := range s.histories {
 		if s.writers[id] == 0 && (left == nil || u.leftAt() < left.leftAt()) {
 			oldest, left = id, u
 		}
 	}
 	if left != nil {
 		s.forgotten = max(s.forgotten, left.leftAt())
-		delete(s.usages, oldest)
+		delete(s.histories, oldest)
 	}
 }
 
-func (u *usage) leftAt() int64 {
+func (u *writerHistory) leftAt() int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.gone.at
 }
 
-// add adds m to the writers. Earlier writers did not store the time of their
+// addWriter adds m to the writers. Earlier writers did not store the time of their
 // last write, so it counts as now.
-func (u *usage) add(m *mapping) {
+func (u *writerHistory) addWriter(m *mapping) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.writers) > 0 && !u.shared.Swap(true) {
@@ -94,23 +94,23 @@ func (u *usage) add(m *mapping) {
 	u.writers = append(u.writers, m)
 }
 
-// remove undoes add. shown reports that m was open and may have written.
-func (u *usage) remove(m *mapping, shown bool) {
+// removeWriter undoes add. shown reports that m was open and may have written.
+func (u *writerHistory) removeWriter(m *mapping, shown bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.writers = slices.DeleteFunc(u.writers, func(o *mapping) bool { return o == m })
 	switch {
 	case shown && u.shared.Load():
-		u.gone.note(m.writer, m.wrote())
+		u.gone.noteWrite(m.writer, m.lastWrite())
 	case shown:
-		u.gone.note(m.writer, latency.Now())
+		u.gone.noteWrite(m.writer, latency.Now())
 	}
 	if !shown {
 		return
 	}
 	u.shared.Store(true)
 	if u.calm == nil {
-		u.calm = time.AfterFunc(relaxAfter, u.relax)
+		u.calm = time.AfterFunc(relaxAfter, u.stopTiming)
 	} else {
 		u.calm.Reset(relaxAfter)
 	}
@@ -121,8 +121,8 @@ func (u *usage) remove(m *mapping, shown bool) {
 // then the times of the others' writes are known exactly.
 const relaxAfter = 10 * time.Minute
 
-// relax makes writes store no times any more if there is at most one writer.
-func (u *usage) relax() {
+// stopTiming makes writes store no times any more if there is at most one writer.
+func (u *writerHistory) stopTiming() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.writers) < 2 {
@@ -130,9 +130,9 @@ func (u *usage) relax() {
 	}
 }
 
-// wrote returns the time of m's last write, as far as writes have stored it,
+// lastWrite returns the time of m's last write, as far as writes have stored it,
 // and 0 if there was none.
-func (m *mapping) wrote() int64 {
+func (m *mapping) lastWrite() int64 {
 	at := m.wroteBefore.Load()
 	for i := range m.flows {
 		at = max(at, m.flows[i].wroteAt.Load())
@@ -140,17 +140,17 @@ func (m *mapping) wrote() int64 {
 	return at
 }
 
-// ask reports whether clients other than m's may write, and returns the current
+// snapshotOthers reports whether clients other than m's may write, and returns the current
 // time.
-func (u *usage) ask(m *mapping) (shared bool, now int64) {
+func (u *writerHistory) snapshotOthers(m *mapping) (shared bool, now int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.others(m)) > 0, latency.Now()
+	return len(u.otherWriters(m)) > 0, latency.Now()
 }
 
-// others returns the mappings of other clients that may write. The caller holds
+// otherWriters returns the mappings of other clients that may write. The caller holds
 // mu.
-func (u *usage) others(m *mapping) (out []*mapping) {
+func (u *writerHistory) otherWriters(m *mapping) (out []*mapping) {
 	for _, o := range u.writers {
 		if o.writer != m.writer {
 			out = append(out, o)
@@ -159,33 +159,33 @@ func (u *usage) others(m *mapping) (out []*mapping) {
 	return out
 }
 
-// repeat begins a repetition by m of a write that may have been carried out
+// beginRepetition begins a repetition by m of a write that may have been carried out
 // since the time since. It reports whether the repetition is allowed. If
 // since is 0, the write was sent before this server was started.
-func (u *usage) repeat(m *mapping, since int64) bool {
+func (u *writerHistory) beginRepetition(m *mapping, since int64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if !u.begin(m) {
+	if !u.addReason(m) {
 		return false
 	}
-	if u.undisturbed(m, since) {
+	if u.noOtherWrites(m, since) {
 		return true
 	}
 	u.repeats.Add(-1)
 	return false
 }
 
-// precede makes the writes of other clients than m's wait until repeated is called.
+// beginPrecedence makes the writes of other clients than m's wait until repeated is called.
 // It returns false if m's have to wait for those of another client.
-func (u *usage) precede(m *mapping) bool {
+func (u *writerHistory) beginPrecedence(m *mapping) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.begin(m)
+	return u.addReason(m)
 }
 
-// begin counts one more reason for others than m's client to wait. The caller holds
+// addReason counts one more reason for others than m's client to wait. The caller holds
 // mu.
-func (u *usage) begin(m *mapping) bool {
+func (u *writerHistory) addReason(m *mapping) bool {
 	if u.repeats.Load() > 0 && u.by != m.writer {
 		return false
 	}
@@ -194,14 +194,14 @@ func (u *usage) begin(m *mapping) bool {
 	return true
 }
 
-// unfenced returns a mapping that may write, has requests in flight and has lost all
+// unfencedWriter returns a mapping that may write, has requests in flight and has lost all
 // of its paths. It returns nil if there is none.
-func (u *usage) unfenced() *mapping {
+func (u *writerHistory) unfencedWriter() *mapping {
 	u.mu.Lock()
 	writers := slices.Clone(u.writers)
 	u.mu.Unlock()
 	for _, o := range writers {
-		if o.inflight() > 0 && o.session.isCut() {
+		if o.inFlight() > 0 && o.session.isCut() {
 			return o
 		}
 	}
@@ -213,28 +213,28 @@ func (u *usage) unfenced() *mapping {
 // device again.
 const sinceShared = -1
 
-// undisturbed reports whether no other client can have written since the time
+// noOtherWrites reports whether no other client can have written since the time
 // since, and none has a write under way. If since is 0, a client that is
 // connected may have written before this server was started. The caller holds
 // mu.
-func (u *usage) undisturbed(m *mapping, since int64) bool {
+func (u *writerHistory) noOtherWrites(m *mapping, since int64) bool {
 	if since == sinceShared {
 		return false
 	}
 	if at := u.gone.butOf(m.writer); at != 0 && at >= since {
 		return false
 	}
-	for _, o := range u.others(m) {
-		busy := o.inflight() > 0
-		if at := o.wrote(); since == 0 || at != 0 && (busy || at >= since) {
+	for _, o := range u.otherWriters(m) {
+		busy := o.inFlight() > 0
+		if at := o.lastWrite(); since == 0 || at != 0 && (busy || at >= since) {
 			return false
 		}
 	}
 	return true
 }
 
-// repeated ends a repetition.
-func (u *usage) repeated() {
+// endRepetition ends a repetition.
+func (u *writerHistory) endRepetition() {
 	u.mu.Lock()
 	var held []func()
 	if u.repeats.Add(-1) == 0 {
@@ -246,9 +246,9 @@ func (u *usage) repeated() {
 	}
 }
 
-// hold arranges a call of resume at the end of the repetitions of other clients
+// awaitRepetitions arranges a call of resume at the end of the repetitions of other clients
 // than m's. It returns false if there are none.
-func (u *usage) hold(m *mapping, resume func()) bool {
+func (u *writerHistory) awaitRepetitions(m *mapping, resume func()) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.repeats.Load() == 0 || u.by == m.writer {

@@ -85,7 +85,7 @@ func (j *judged) keep(t *testing.T, grace time.Duration, identities ...string) {
 	t.Helper()
 	j.write(t, identities...)
 	must(t, j.keys.Reload(true))
-	j.server.Judge(grace)
+	j.server.RecheckIdentities(grace)
 }
 
 // A session ends when the identity of its client does not hold any more, with a record
@@ -160,7 +160,7 @@ func TestJudge_WithoutIdentity(t *testing.T) {
 	mem.add("d", 1<<20)
 	r := newRig(t, mem)
 	r.connect("s")
-	if d := r.server.doubts(); len(d) != 0 {
+	if d := r.server.unprovedPaths(); len(d) != 0 {
 		t.Errorf("%+v", d)
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// indices are the numbers of a plugin's devices. A number that was given back
+// indexAllocator are the numbers of a plugin's devices. A number that was given back
 // is used again as late as possible.
-type indices struct {
+type indexAllocator struct {
 	next    uint32
 	taken   map[uint32]bool
 	spoiled map[uint32]uint32 // by number, the generation of processes that may still know it
@@ -23,9 +23,9 @@ const (
 	allIndices = 1 << 16
 )
 
-// take returns an index for a device in a process of the generation. The error
+// alloc returns an index for a device in a process of the generation. The error
 // is EMFILE if all are in use.
-func (x *indices) take(generation uint32) (uint32, error) {
+func (x *indexAllocator) alloc(generation uint32) (uint32, error) {
 	if x.taken == nil {
 		x.taken, x.spoiled = map[uint32]bool{}, map[uint32]uint32{}
 	}
@@ -45,12 +45,12 @@ func (x *indices) take(generation uint32) (uint32, error) {
 	return 0, fmt.Errorf("it has %d devices open, and takes no more: %w", len(x.taken), syscall.EMFILE)
 }
 
-// give takes an index back.
-func (x *indices) give(i uint32) {
+// free takes an index back.
+func (x *indexAllocator) free(i uint32) {
 	delete(x.taken, i)
 	delete(x.spoiled, i)
 }
 
-// spoil keeps the index i from being used while the process of the generation
+// reserveUntil keeps the index i from being used while the process of the generation
 // runs, since that process may still open it, or not have closed it.
-func (x *indices) spoil(i, generation uint32) { x.spoiled[i] = generation }
+func (x *indexAllocator) reserveUntil(i, generation uint32) { x.spoiled[i] = generation }
