@@ -28,12 +28,13 @@
 //	                         the life of a plugin's process, and its devices
 //	handler, list, writer_notice
 //	                         sessions, and the messages of clients
-//	open, node_locks, limits OPEN and CLOSE, and what they wait for
+//	open, node_locks, limits
+//	                         OPEN and CLOSE, and what they wait for
 //	extents, device, rule_use, size
 //	                         devices, their rules, their sizes and their holes
 //	arenas, plugin_open, durable, guard, events, published, rules, audit, watch
 //	                         what the above ask of a plugin, a client, the rules
-//	queue, replay, ring, answer, budget, window, flusherrors, usage
+//	queue, replay, ring, answer, budget, window, flusherrors, writer_history
 //	                         DATA PATH: requests from the wire to a ring and back
 //	session, devstate, record, plugin_info
 //	                         what all of these ask a session, a device and a plugin
