@@ -7,7 +7,7 @@ package server
 // a device again. The errors of a node, its plugin's too, are kept until a client of it is
 // sure to know them.
 //
-//	failed        an error of the node gets a number: usage.flushes
+//	failed        an error of the node gets a number: writerHistory.flushes
 //	answerFlush   the next flush of each mapping is answered with the error: mapping.told
 //	confirm       the client has the answer, since it has used its chunk again, or has closed
 //	              the device
