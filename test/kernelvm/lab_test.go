@@ -20,9 +20,9 @@ func TestLab_KernelToKernel(t *testing.T) {
 	g.Modprobe(t, "rnbd-server")
 	g.Modprobe(t, "rnbd-client")
 	g.WriteFile(t, "/sys/class/rnbd-client/ctl/map_device", "sessname=lab path=ip:10.1.0.1@ip:10.1.0.1 device_path=/dev/ram0")
-	g.Run(t, "dd", "if=/dev/urandom", "of=/tmp/data", "bs=1M", "count=4")
-	g.Run(t, "dd", "if=/tmp/data", "of=/dev/rnbd0", "bs=256k", "oflag=direct")
-	g.Run(t, "cmp", "-n", "4194304", "/tmp/data", "/dev/ram0")
+	g.Run(t, "dd", "if=/dev/urandom", "of=/tmp/lab-kernel-to-kernel.data", "bs=1M", "count=4")
+	g.Run(t, "dd", "if=/tmp/lab-kernel-to-kernel.data", "of=/dev/rnbd0", "bs=256k", "oflag=direct")
+	g.Run(t, "cmp", "-n", "4194304", "/tmp/lab-kernel-to-kernel.data", "/dev/ram0")
 	if s := g.ReadFile(t, "/sys/block/rnbd0/rnbd/state"); s != "open\n" {
 		t.Errorf("state is %q", s)
 	}
