@@ -134,9 +134,6 @@ func TestDaemonsRefuseWrongSettings(t *testing.T) {
 		{"same plugin twice", server, []string{"--io-plugin", "a=" + bin + "/io-fileio", "--io-plugin", "a=" + bin + "/io-memory"}, exitUsage, []string{`"a"`, "twice"}},
 		{"plugin that is a folder", server, io(dir), exitFailure, []string{dir, "not a regular file"}},
 		{"plugin that is not executable", server, io(files["key"]), 6, []string{files["key"], "chmod +x"}},
-		{"plugin that exits", server, io("/bin/false"), exitFailure, []string{"/bin/false", "exit status 1"}},
-		{"plugin that says something else", server, io("/bin/echo"), exitFailure, []string{"/bin/echo", "rnbd plugin"}},
-		{"plugin that says why it exits", server, io(files["dies"]), exitFailure, []string{files["dies"], "out of cheese"}},
 		{"plugin of another protocol", server, io(files["future"]), exitFailure, []string{files["future"], "version 99", "this host version"}},
 		{"plugin with another checksum", server, []string{"--io-plugin", "fileio=" + bin + "/io-fileio,sha256=" + strings.Repeat("00", 32)}, exitFailure, []string{bin + "/io-fileio", "SHA-256", strings.Repeat("00", 32)}},
 		{"checksum that is none", server, []string{"--io-plugin", "fileio=" + bin + "/io-fileio,sha256=1234"}, exitUsage, []string{"64 hexadecimal digits"}},
@@ -166,7 +163,6 @@ func settings(t *testing.T, dir, bin string) map[string]string {
 		"server": "search-path: /srv\n",
 	}
 	scripts := map[string]string{
-		"dies":   "#!/bin/sh\necho out of cheese >&2\nexit 3\n",
 		"future": "#!/bin/sh\necho '1|99|unix|/tmp/none|grpc|'\nexec sleep 30\n",
 	}
 	paths := map[string]string{}

@@ -120,7 +120,7 @@ func launch(ctx context.Context, c Config) (*Process, error) {
 		p.quietly.Store(true)
 		p.Kill()
 		<-p.exited
-		if errors.Is(err, blk.EINVAL) {
+		if blk.ToErrno(err) == blk.EINVAL {
 			err = misfit{err}
 		}
 		return nil, err
