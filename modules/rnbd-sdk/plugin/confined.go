@@ -88,13 +88,17 @@ func (s *confined) close() {
 	}
 }
 
-// report waits for the launcher's report. nil: it said nothing, or never started.
+// report waits for the launcher's report. nil: it said nothing, or never started. What the
+// launcher could not do it cannot do at the next start either.
 func (s *confined) report() (*confine.Report, error) {
 	if s.files == nil {
 		return nil, nil
 	}
 	s.files.Started()
 	r, err := s.files.Report()
+	if err != nil && r != nil {
+		err = misfit{err}
+	}
 	if err == nil && s.groupErr != nil {
 		r.Measures = append(r.Measures, confine.Measure{Name: "cgroup", Text: s.groupErr.Error()})
 	}
