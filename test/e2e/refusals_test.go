@@ -43,7 +43,7 @@ func TestE062_WhatMapSaysOfRefusals(t *testing.T) {
 		{"no such name", false, []string{"missing.img", "from", s.Addrs[0]}, 3, []string{"exports no such name", "rnbd discover"}},
 		{"a folder", false, []string{"folder", "from", s.Addrs[0]}, 3, []string{"folder"}},
 		{"a name with dots", false, []string{"../disk.img", "from", s.Addrs[0]}, 2, []string{".."}},
-		{"the name of another client's session", false, []string{"disk.img", "from", s.Addrs[0], "--session", "name"}, 7, []string{"another client may have the name", "--session name of its own"}},
+		{"the name of another client's session", false, []string{"disk.img", "from", s.Addrs[0], "--session", "name"}, 7, []string{"another client has the name", "--session name of its own"}},
 		{"paths to two servers", false, []string{"disk.img", "from", s.Addrs[0], other.Addrs[0]}, 3, []string{"another server than the first one", "let an address move"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
