@@ -31,6 +31,7 @@ type blockHistory struct {
 	floor   stamp   // the latest that was acknowledged or seen
 	durable stamp   // the latest that a failure of power leaves
 	acked   stamp   // the latest that was acknowledged and that no failure of power is known to have lost
+	mapping string  // whose users acked was acknowledged to
 	open    []stamp // begun later than floor, without an acknowledgement
 	cached  []stamp // later than durable, acknowledged or seen: a failure of power may lose them
 }
@@ -59,14 +60,17 @@ func (h *history) putUnit(unit []byte, block, at int, s stamp) {
 	binary.LittleEndian.PutUint64(unit[unitSize-8:], ^uint64(s))
 }
 
-// acknowledge is told that the write has succeeded, durably if it was with FUA. Of
-// a write that failed nothing is told: it may happen yet.
-func (h *history) acknowledge(block int, s stamp, durable bool) {
+// acknowledge is told that the write, which began in that mapping of the device, has
+// succeeded, durably if it was with FUA. Of a write that failed nothing is told: it may
+// happen yet.
+func (h *history) acknowledge(block int, s stamp, mapping string, durable bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b := &h.blocks[block]
 	b.raise(s)
-	b.acked = max(b.acked, s)
+	if s > b.acked {
+		b.acked, b.mapping = s, mapping
+	}
 	if durable {
 		b.persist(s)
 	}
@@ -118,14 +122,15 @@ func (h *history) flushed(floors []stamp) {
 
 // powerCut records a loss of power: from now on each block may hold its durable
 // content or any write after it. content is what the disk holds now. powerCut reports
-// whether a write that was acknowledged is lost.
-func (h *history) powerCut(content []byte) (lost bool) {
+// whether a write is lost that was acknowledged in that mapping of the device: another one
+// knows nothing of it.
+func (h *history) powerCut(content []byte, mapping string) (lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.blocks {
 		b := &h.blocks[i]
 		if s := stamp(binary.LittleEndian.Uint64(content[i*blockSize+8:])); s < b.acked {
-			lost, b.acked = true, s
+			lost, b.acked = lost || b.mapping == mapping, s
 		}
 		if b.floor > b.durable {
 			b.open = append(append(b.cached, b.floor), b.open...)

@@ -47,6 +47,29 @@ func TestPathLostWhileAnotherJoins(t *testing.T) {
 	}
 }
 
+// A loss is owed to the users of a mapping in which a write was acknowledged, and to no others.
+func TestLossIsOwedToTheMappingOfTheWrite(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		acks []string // mappings of acknowledged writes, in order
+		now  string   // the mapping when the power fails
+		want bool
+	}{
+		{"the same mapping", []string{"a"}, "a", true},
+		{"the next mapping", []string{"a"}, "b", false},
+		{"the next mapping has written, too", []string{"a", "b"}, "b", true},
+		{"no write", nil, "a", false},
+	} {
+		h := newHistory(1, 1)
+		for _, mapping := range x.acks {
+			h.acknowledge(0, h.begin(0, make([]byte, blockSize)), mapping, false)
+		}
+		if lost := h.powerCut(make([]byte, blockSize), x.now); lost != x.want {
+			t.Errorf("%s: lost %t", x.name, lost)
+		}
+	}
+}
+
 // A flush of the users fails after a failure of the server's power, whether requests
 // wait for it or not.
 func TestPowerCutOfTheServerIsTold(t *testing.T) {

@@ -158,13 +158,13 @@ func (l *load) write(block, n int, fua bool) {
 		flags = blk.FUA
 	}
 	caches, _ := l.user.caches()
-	cuts := l.cuts.Load()
+	cuts, mapping := l.cuts.Load(), l.user.mapping()
 	r := &userRequest{op: blk.Write, flags: flags, off: uint64(block) * blockSize, length: uint32(len(data)), data: data}
 	if l.do(r) != blk.OK || cuts != l.cuts.Load() {
 		return // it may have happened
 	}
 	for i, s := range stamps {
-		l.history.acknowledge(block+i, s, fua || !caches)
+		l.history.acknowledge(block+i, s, mapping, fua || !caches)
 	}
 }
 
@@ -197,12 +197,13 @@ func (l *load) flush() {
 // powerCut is told that the disk has lost its cache, and what it holds now.
 func (l *load) powerCut(content []byte) {
 	l.cuts.Add(1)
-	lost := l.history.powerCut(content)
+	mapping := l.user.mapping()
+	lost := l.history.powerCut(content, mapping)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.loss.excused = true
 	if lost {
-		l.loss.owed, l.loss.mapping = true, l.user.mapping()
+		l.loss.owed, l.loss.mapping = true, mapping
 	}
 }
 
