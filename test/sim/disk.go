@@ -29,6 +29,7 @@ type disk struct {
 	hung    bool
 	failing bool
 	untold  bool         // write-back has failed, and no flush has been answered with that
+	failed  bool         // a flush has been answered with an error
 	waiting []*operation // of a disk that hangs
 	running map[*operation]bool
 	holders map[*storage]int // how often each process has it open
@@ -162,6 +163,7 @@ func (d *disk) carryOut(o *operation) blk.Errno {
 	}
 	if d.failing {
 		d.faulty = time.Now()
+		d.failed = d.failed || o.isDurable()
 		return blk.EIO
 	}
 	at, n := int(o.r.Off), int(o.r.Len)
@@ -286,6 +288,13 @@ func (d *disk) setFailing(failing bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failing = failing
+}
+
+// hasFailedFlush reports whether a flush, or a write with FUA, has met an error.
+func (d *disk) hasFailedFlush() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
 }
 
 // failedSince reports whether a request that began then may have met an error.

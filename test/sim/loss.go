@@ -18,7 +18,7 @@ func (r *userRequest) isDurable() bool { return r.op == blk.Flush || r.flags&blk
 // failures of power. It must not succeed if acknowledged writes were lost, before another
 // one has failed. judgeLoss reports whether an error is the one that tells of the loss.
 func (l *load) judgeLoss(r *userRequest, cuts int64, errno blk.Errno) (tells bool) {
-	mapping := l.user.mapping()
+	mapping, failed := l.user.mapping(), l.disk.hasFailedFlush()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lost := &l.loss
@@ -27,7 +27,7 @@ func (l *load) judgeLoss(r *userRequest, cuts int64, errno blk.Errno) (tells boo
 	}
 	switch {
 	case errno != blk.OK:
-		tells = lost.owed || lost.excused
+		tells = lost.owed || lost.excused || failed // the error of the disk comes again if its answer may be lost
 		lost.owed = false
 		// The next client may not know that users were told, nor the server that a client was.
 		lost.excused = l.w.plan.has("kill-client") || l.w.plan.has("fail-write-back")

@@ -86,6 +86,23 @@ func TestPowerCutOfTheServerIsTold(t *testing.T) {
 	}
 }
 
+// The error of a flush that the disk has failed may come again if the front end dies, or a path is
+// lost, before its user is known to have it.
+func TestErrorOfAFlushMayComeAgain(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for _, kind := range []string{"kill-front", "cut"} {
+		plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 1, Pumps: 2, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 4, Blocks: 8,
+			Cache: true, Queue: 2 * time.Minute, Resets: []bool{true}, Length: 20 * s}
+		for i := range time.Duration(5) {
+			at := s + i*3*s
+			plan.Faults = append(plan.Faults, Fault{Kind: "fail-disk", At: at, For: s}, Fault{Kind: kind, At: at + s + ms})
+		}
+		if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
+			t.Errorf("%s: %s", kind, r)
+		}
+	}
+}
+
 // A flush fails after write-back has failed, also if its answer is lost with a path, or with a
 // process at either end. A server that is rebooted in order causes at most one such error.
 func TestFailedWriteBackIsTold(t *testing.T) {
