@@ -1,6 +1,11 @@
 package sim
 
-import "github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+import (
+	"slices"
+	"strings"
+
+	"github.com/rnbd-go/rnbd/modules/rnbd-sdk/blk"
+)
 
 // loss is what the users of a device may expect after a failure of power of its server.
 // load.mu guards it.
@@ -29,8 +34,7 @@ func (l *load) judgeLoss(r *userRequest, cuts int64, errno blk.Errno) (tells boo
 	case errno != blk.OK:
 		tells = lost.owed || lost.excused || failed // the error of the disk comes again if its answer may be lost
 		lost.owed = false
-		// The next client may not know that users were told, nor the server that a client was.
-		lost.excused = l.w.plan.has("kill-client") || l.w.plan.has("fail-write-back")
+		lost.excused = l.w.plan.tellsAgain()
 	case lost.owed && cuts == l.cuts.Load() && !l.othersMayTell(r):
 		lost.owed = false
 		l.w.violate("data: %s of %s succeeds, though acknowledged writes were lost and no flush has failed", r.op, l.name)
@@ -47,6 +51,14 @@ func (l *load) othersMayTell(r *userRequest) bool {
 		}
 	}
 	return false
+}
+
+// tellsAgain reports whether a flush may fail for a loss that users know of: the next client
+// may not know that they were told, nor the server that a client was, nor the client that
+// users were before their front end ended.
+func (s *Schedule) tellsAgain() bool {
+	return s.has("kill-client") || s.has("fail-write-back") ||
+		slices.ContainsFunc(s.Faults, func(f Fault) bool { return strings.HasSuffix(f.Kind, "-front") })
 }
 
 // excuseLoss lets one flush fail though nothing is lost.

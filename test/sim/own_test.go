@@ -71,17 +71,23 @@ func TestLossIsOwedToTheMappingOfTheWrite(t *testing.T) {
 }
 
 // A flush of the users fails after a failure of the server's power, whether requests
-// wait for it or not.
+// wait for it or not, and whether the front end dies then or not.
 func TestPowerCutOfTheServerIsTold(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	for _, queue := range []time.Duration{0, 2 * time.Minute} {
-		plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 2, Pumps: 2, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 4, Blocks: 8,
-			Cache: true, Queue: queue, Resets: []bool{true}, Length: 20 * s}
-		for i := range time.Duration(6) {
-			plan.Faults = append(plan.Faults, Fault{Kind: "power-cut", At: s + i*3*s, For: 50 * ms})
-		}
-		if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
-			t.Errorf("loss=%s: %s", queue, r)
+		for _, kind := range []string{"", "kill-front"} {
+			plan := &Schedule{Servers: 1, Devices: 2, Sessions: 1, Paths: 2, Pumps: 2, QueueDepth: 16, ChunkSize: 65536, Slots: 8, Users: 4, Blocks: 8,
+				Cache: true, Queue: queue, Resets: []bool{true}, Length: 20 * s}
+			for i := range time.Duration(6) {
+				at := s + i*3*s
+				plan.Faults = append(plan.Faults, Fault{Kind: "power-cut", At: at, For: 50 * ms})
+				if kind != "" {
+					plan.Faults = append(plan.Faults, Fault{Kind: kind, At: at + s + i*200*ms})
+				}
+			}
+			if r := Run(t, plan, slog.New(slog.DiscardHandler)); len(r.Violations) > 0 {
+				t.Errorf("%s, loss=%s: %s", kind, queue, r)
+			}
 		}
 	}
 }
