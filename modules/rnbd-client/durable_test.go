@@ -254,6 +254,25 @@ func TestFlushThatFailsForADeadFrontEndFailsAgain(t *testing.T) {
 	}
 }
 
+// A flush that the client itself fails for lost writes fails again if its front end dies
+// then: users may not know.
+func TestFlushThatTellsOfLostWritesFailsAgainForADeadFrontEnd(t *testing.T) {
+	s := verifyingTarget(t)
+	c := s.newClient()
+	d, io := s.device(c, lossQueue(time.Minute))
+	if errno := do(t, io, aWrite); errno != blk.OK {
+		t.Fatalf("write: errno %d", errno)
+	}
+	s.restart(d, 13)
+	if errno := do(t, io, aFlush); errno != blk.EIO {
+		t.Fatalf("the flush after the power cut: errno %d, want EIO", errno)
+	}
+	c.forgetAnswers(nil)
+	if errno := do(t, io, aFlush); errno != blk.EIO {
+		t.Errorf("the flush after the end of the front end: errno %d, want EIO", errno)
+	}
+}
+
 // A user that goes on for a while after a flush that failed knows of it.
 func TestFlushThatSucceedsMuchLaterEndsTheDebt(t *testing.T) {
 	for _, x := range []struct {

@@ -153,9 +153,9 @@ type Device struct {
 	writerEvents atomic.Uint64                // number of events that others may write
 	unreported   atomic.Bool                  // acknowledged writes were lost, and no flush has failed since: durable.go
 	reported     atomic.Bool                  // set by pumps: a flush has failed for that, and it is not logged yet
-	// flushFailed is the time, by the clock of pumps, of the last answer of the server that a
-	// flush has failed; 0: there was none, or users know. untold reports that a front end may
-	// have taken such an answer with it, which is not logged yet.
+	// flushFailed is the time, by the clock of pumps, of the last answer, of the server or for
+	// lost writes, that a flush has failed; 0: there was none, or users know. untold reports
+	// that a front end may have taken such an answer with it, which is not logged yet.
 	flushFailed atomic.Int64
 	untold      atomic.Bool
 	shares      []deviceShare // by pump

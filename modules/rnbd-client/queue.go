@@ -185,6 +185,7 @@ func (s *ringSource) failForLoss(i uint32) bool {
 	if !promisesDurability(&r.sqe) || !r.dev.unreported.CompareAndSwap(true, false) {
 		return false
 	}
+	r.dev.flushFailed.Store(s.pump.pump.Now())
 	r.dev.reported.Store(true)
 	r.dev.session.wakeRun()
 	s.finish(i, blk.EIO, watchdog.Server)
