@@ -72,9 +72,9 @@ const (
 // written by another client, and the first one wakes up. None of its writes lands.
 func TestUnpublishFences(t *testing.T) {
 	n := newNodes(t)
-	runs := 200
-	if testing.Short() {
-		runs = 10
+	runs := 20
+	if long() {
+		runs = 200
 	}
 	var longest time.Duration
 	for run := range runs {
