@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +18,8 @@ import (
 // be bound over /sys/class/net: the interfaces and files that are not in the tree are links
 // to those of the kernel below /sys/devices.
 type kernelNet struct {
-	class *os.File // class/net of a sysfs that nothing is mounted over; nil: there is none
+	mu    sync.Mutex
+	class *os.File // class/net of a sysfs that nothing is mounted over; nil: there is none. mu guards it.
 }
 
 // openKernelNet returns the interfaces of this process's network namespace. It mounts a
@@ -28,7 +30,7 @@ func openKernelNet() (*kernelNet, error) {
 	if err != nil {
 		return &kernelNet{}, err
 	}
-	return &kernelNet{os.NewFile(uintptr(fd), "class/net")}, nil
+	return &kernelNet{class: os.NewFile(uintptr(fd), "class/net")}, nil
 }
 
 func openSysfs() (fd int, err error) {
@@ -64,14 +66,20 @@ func mountSysfs() (root int, err error) {
 
 // Close ends the use of the kernel's files.
 func (k *kernelNet) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.class == nil {
 		return nil
 	}
-	return k.class.Close()
+	class := k.class
+	k.class = nil // requests to the tree may still come
+	return class.Close()
 }
 
 // list returns the names in a folder below class/net.
 func (k *kernelNet) list(folder string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.class == nil {
 		return nil
 	}
@@ -92,6 +100,8 @@ func (k *kernelNet) names() []string {
 
 // place returns the folder of an interface below /sys/devices; empty: there is none.
 func (k *kernelNet) place(name string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.class == nil || strings.ContainsRune(name, '/') {
 		return ""
 	}
@@ -102,6 +112,14 @@ func (k *kernelNet) place(name string) string {
 		return ""
 	}
 	return "/sys/devices/" + below
+}
+
+// exists reports whether the kernel has a file below class/net.
+func (k *kernelNet) exists(file string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var st unix.Stat_t
+	return k.class != nil && unix.Fstatat(int(k.class.Fd()), file, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
 // link returns the link to an interface, nil if the kernel has none of that name.
@@ -139,8 +157,7 @@ func (k *kernelNet) merged(folder, place string, own ctltree.Dir) ctltree.Dir {
 			if node != nil || strings.ContainsRune(name, '/') {
 				return node
 			}
-			var st unix.Stat_t
-			if err := unix.Fstatat(int(k.class.Fd()), path.Join(folder, name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			if !k.exists(path.Join(folder, name)) {
 				return nil
 			}
 			return ctltree.Link(path.Join(place, name))

@@ -15,7 +15,7 @@ var faults = []struct{ fault, check string }{
 	{"ends well when started by hand", "start-by-hand"},
 	{"has no version", "describe-values"},
 	{"has an unknown crash class", "describe-values"},
-	{"has odd physical blocks", "limits-sizes"},
+	{"has physical blocks below the logical ones", "limits-sizes"},
 	{"offers what it cannot do", "limits-operations"},
 	{"takes any setting", "configure-unknown"},
 	{"loses the end of a large write", "data-edges"},

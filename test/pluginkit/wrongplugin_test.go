@@ -194,8 +194,8 @@ func (d *wrongDisk) Limits() blk.Limits {
 	l := blk.Limits{Size: uint64(d.size.Load()), LogicalBlockSize: 512, FUA: true, WriteCache: true,
 		MaxDiscard: 1 << 30, DiscardGranularity: 512, MaxWriteZeroes: 1 << 30}
 	switch {
-	case d.b.is("has odd physical blocks"):
-		l.PhysicalBlockSize = 3000
+	case d.b.is("has physical blocks below the logical ones"):
+		l.PhysicalBlockSize = 256
 	case d.b.is("offers what it cannot do"):
 		l.SecureErase = true
 	case d.b.is("says it has no cache"):
