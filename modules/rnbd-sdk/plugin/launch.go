@@ -27,7 +27,7 @@ import (
 )
 
 // startTimeout is the default of Config.StartTimeout.
-const startTimeout = 30 * time.Second
+const startTimeout = time.Minute
 
 // Config describes the plugin to start.
 type Config struct {
@@ -39,7 +39,7 @@ type Config struct {
 	Env          []string          // KEY=value, added to the few that are passed on
 	Configure    map[string]string // settings for the plugin
 	Pumps        int               // how many queues will be attached; 0: 1
-	StartTimeout time.Duration     // until the handshake is done; 0: 30 s
+	StartTimeout time.Duration     // until the handshake is done; 0: a minute
 	SocketDir    string            // absolute path of the folder of the host's sockets, for the plugin's too; empty: a temporary folder
 	Logger       *slog.Logger      // gets the plugin's log lines too; nil: slog.Default
 	// OnExit is called once, on a goroutine of its own, when the process has

@@ -34,7 +34,7 @@ type Config struct {
 	// RetryFirst and RetryMost bound the pause after a failed start. It doubles
 	// from one to the next; 0: 100 ms and 5 s.
 	RetryFirst, RetryMost time.Duration
-	// StartTimeout bounds each start, Joined included; 0: 30 s. Without Patience it does
+	// StartTimeout bounds each start, Joined included; 0: a minute. Without Patience it does
 	// not bound the first.
 	StartTimeout time.Duration
 	// Patience is how long Start waits. A first process that does not run by then, or
@@ -80,7 +80,7 @@ type Status struct {
 const (
 	retryFirst   = 100 * time.Millisecond
 	retryMost    = 5 * time.Second
-	startTimeout = 30 * time.Second
+	startTimeout = time.Minute
 	// killWait bounds the wait for the end of a process that is killed.
 	killWait = time.Second
 	// askTimeout bounds calls that only ask or inform.
