@@ -64,7 +64,7 @@ var packages = []packageSpec{
 		units:     []string{"rnbd-server.service"},
 		sockets:   []string{"rnbd-server.socket"},
 		config:    []string{"/etc/rnbd/server.d"},
-		state:     []string{"/run/rnbd/server.*"},
+		state:     []string{"/run/rnbd/server.*", "/var/lib/rnbd"}, // the client keeps nothing in the latter
 		overrides: []string{unitsInUsr},
 	},
 	{
@@ -119,5 +119,5 @@ func (p *packageSpec) docFolder() string { return "usr/share/doc/" + p.name }
 
 // ownsFolder reports whether a folder belongs to our packages.
 func (p *packageSpec) ownsFolder(dir string) bool {
-	return dir == p.docFolder() || strings.HasPrefix(dir, p.docFolder()+"/") || slices.Contains(p.folders, dir) || dir == "etc/rnbd"
+	return dir == p.docFolder() || strings.HasPrefix(dir, p.docFolder()+"/") || slices.Contains(p.folders, dir) || dir == "etc/rnbd" || dir == "usr/share/rnbd"
 }
