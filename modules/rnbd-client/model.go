@@ -68,7 +68,7 @@ type Client struct {
 	life      context.Context // ends with Close
 	endLife   context.CancelFunc
 	restoring sync.WaitGroup
-	watch     *hungWatch // nil: HungAfter is zero
+	watch     *requestWatchdog // nil: HungAfter is zero
 	watchers  sync.WaitGroup
 
 	mu       sync.Mutex // guards sessions and their devices
@@ -480,8 +480,8 @@ const (
 	unmappingByForce // waits only briefly
 )
 
-// hungWatch is the watchdog of a client.
-type hungWatch struct {
+// requestWatchdog is the watchdog of a client.
+type requestWatchdog struct {
 	client   *Client
 	reporter *watchdog.Reporter
 	looks    []*pumpScan // by pump

@@ -20,7 +20,7 @@ func (c *Client) startWatchdog() {
 	if c.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &hungWatch{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter, Journal: c.cfg.Journal})}
+	w := &requestWatchdog{client: c, reporter: watchdog.NewReporter(watchdog.Config{Log: c.log, Limit: c.cfg.HungAfter, Journal: c.cfg.Journal})}
 	for _, p := range c.pumps {
 		l := &pumpScan{pump: p}
 		l.done.Store(true)
@@ -31,14 +31,14 @@ func (c *Client) startWatchdog() {
 }
 
 // scanAll logs what has failed, and takes over and begins the looks of the pumps.
-func (w *hungWatch) scanAll(now time.Time) (busy bool) {
+func (w *requestWatchdog) scanAll(now time.Time) (busy bool) {
 	failed := w.logFailures(now)
 	return w.nextRound(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports
 // whether there were any.
-func (w *hungWatch) logFailures(now time.Time) (some bool) {
+func (w *requestWatchdog) logFailures(now time.Time) (some bool) {
 	for _, p := range w.client.pumps {
 		p.failed.Take(func(f watchdog.Failure[*Device]) {
 			watchdog.Failed(w.reporter, f.Device.log, f.Device.name, f, now)
@@ -51,7 +51,7 @@ func (w *hungWatch) logFailures(now time.Time) (some bool) {
 // nextRound takes over the looks that have ended and begins the next ones. A pump
 // that has not answered keeps its last result. It reports whether a pump has
 // requests, or had some that hung.
-func (w *hungWatch) nextRound(now time.Time) (busy bool) {
+func (w *requestWatchdog) nextRound(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
 		if l.done.Load() {

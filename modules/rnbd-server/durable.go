@@ -35,11 +35,11 @@ func (s *Server) noteWriter(d *device, opened *plugin.OpenedDisk) {
 	if d.key.readOnly || len(opened.Verifier) > 0 || d.plugin.info().Crash != plugin.KeepsAcknowledged || !opened.Limits.WriteCache {
 		return
 	}
-	if d.file == nil { // the plugin made the device of its name, and the server cannot flush it
-		s.incarnation.abandon()
-		return
+	path := d.path
+	if d.file == nil {
+		path = noPath
 	}
-	if err := s.incarnation.noteOpen(d.path); err != nil {
+	if err := s.incarnation.noteOpen(path); err != nil {
 		s.log.Error("an orderly stop is not recorded", "err", err)
 	}
 }

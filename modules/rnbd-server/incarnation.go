@@ -185,9 +185,15 @@ func (i *incarnation) flushAll(ctx context.Context, paths []string) error {
 	return errors.Join(errs...)
 }
 
+// noPath stands for a device that a plugin has made of a name. The server cannot flush it.
+const noPath = ""
+
 // flushNode makes what was written to a file or a block device durable. A node without a name
 // is left out: after the next start no process can open it.
 func flushNode(path string) error {
+	if path == noPath {
+		return errors.New("a plugin that makes devices of names tells no incarnation of its own")
+	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

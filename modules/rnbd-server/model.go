@@ -71,10 +71,10 @@ type Server struct {
 
 	fdatasync func(fd int) error // fdatasync(2); tests have others
 
-	watchdog     *hungWatch    // nil: HungAfter is zero
-	stopWatchdog func()        // ends it and waits for its end
-	stopWatch    func()        // ends watchSizes and waits for its end
-	nodeOpened   chan struct{} // has a token when a device with a node was opened
+	watchdog     *requestWatchdog // nil: HungAfter is zero
+	stopWatchdog func()           // ends it and waits for its end
+	stopWatch    func()           // ends watchSizes and waits for its end
+	nodeOpened   chan struct{}    // has a token when a device with a node was opened
 }
 
 // listeners is the transport of a server, and the places where it listens.
@@ -475,8 +475,8 @@ type nodeLock struct {
 	free  chan struct{} // holds one token while no caller has it
 }
 
-// hungWatch is the watchdog of a server.
-type hungWatch struct {
+// requestWatchdog is the watchdog of a server.
+type requestWatchdog struct {
 	server   *Server
 	reporter *watchdog.Reporter
 	looks    []*pumpScan // by pump

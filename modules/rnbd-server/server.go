@@ -201,7 +201,9 @@ func (s *Server) Close(ctx context.Context) error {
 	errs = append(errs, s.stopPlugins(ctx))
 	s.stopped.Store(true)
 	if errors.Join(errs...) == nil { // no write is under way
-		errs = append(errs, s.incarnation.end(ctx))
+		if err := s.incarnation.end(ctx); err != nil {
+			s.log.Warn("the stop is not recorded as an orderly one", "err", err)
+		}
 	} else {
 		s.incarnation.abandon()
 	}

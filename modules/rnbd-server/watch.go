@@ -18,7 +18,7 @@ func (s *Server) startWatchdog() {
 	if s.cfg.HungAfter <= 0 {
 		return
 	}
-	w := &hungWatch{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter, Journal: s.cfg.Journal})}
+	w := &requestWatchdog{server: s, reporter: watchdog.NewReporter(watchdog.Config{Log: s.log, Limit: s.cfg.HungAfter, Journal: s.cfg.Journal})}
 	for i := range s.pumps {
 		l := &pumpScan{server: s, pump: i}
 		l.done.Store(true)
@@ -32,14 +32,14 @@ func (s *Server) startWatchdog() {
 }
 
 // scanAll logs what has failed, and takes over and begins the scans of the pumps.
-func (w *hungWatch) scanAll(now time.Time) (busy bool) {
+func (w *requestWatchdog) scanAll(now time.Time) (busy bool) {
 	failed := w.logFailures(now)
 	return w.nextRound(now) || failed
 }
 
 // logFailures logs the requests that failed since the last round and reports
 // whether there were any.
-func (w *hungWatch) logFailures(now time.Time) (some bool) {
+func (w *requestWatchdog) logFailures(now time.Time) (some bool) {
 	for _, p := range w.server.pumps {
 		p.failed.Take(func(f watchdog.Failure[*device]) {
 			watchdog.Failed(w.reporter, w.server.log.With("device", f.Device.path), f.Device.path, f, now)
@@ -52,7 +52,7 @@ func (w *hungWatch) logFailures(now time.Time) (some bool) {
 // nextRound takes over the scans that have ended and begins the next ones. A pump
 // that has not answered keeps its last result. It reports whether a pump has
 // requests, or had some that hung.
-func (w *hungWatch) nextRound(now time.Time) (busy bool) {
+func (w *requestWatchdog) nextRound(now time.Time) (busy bool) {
 	var found []watchdog.Hung
 	for _, l := range w.looks {
 		if l.done.Load() {
